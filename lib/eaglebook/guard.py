@@ -27,7 +27,7 @@ def command(argv: list[str]) -> list[str]:
 
 
 def end_tree(pid: int, grace_s: float = 10.0) -> list[int]:
-    """Terminate, then kill, every descendant of ``pid`` (not ``pid`` itself). Returns the pids that had to be killed."""
+    """Terminate, then kill, every descendant of ``pid``, not itself. Returns the pids that had to be killed."""
     try:
         children = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:

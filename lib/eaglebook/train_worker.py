@@ -1,7 +1,7 @@
 """The training process: ``python -m eaglebook.train_worker train.yaml [--warm-start VERIFIER] [--threads N]``.
 
-Runs speculators' own ``train.cli.main`` on a config file, the same on a CPU (with `cpu_shim`) and under torchrun. Beside
-it: every metric as one JSON line in ``metrics.jsonl``, a warm start if asked, and an exit code that says whether
+Runs speculators' own ``train.cli.main`` on a config file, the same on a CPU (with `cpu_shim`) and under torchrun.
+Beside it: every metric as one JSON line in ``metrics.jsonl``, a warm start if asked, and an exit code that says whether
 anything was trained.
 """
 
@@ -45,10 +45,16 @@ def main(argv: list[str]) -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
     cpu_shim.install()
-    logger = logging.getLogger("speculators.metrics")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(JsonLines(args.metrics))
+    set_up = cli.setup_metric_logger
 
+    def set_up_and_listen(*options: Any, **named: Any) -> None:
+        set_up(*options, **named)  # replaces the logger's handlers, so ours comes after
+        logger = logging.getLogger("speculators.metrics")
+        logger.setLevel(logging.INFO)
+        logger.propagate = False  # else forty console lines a step
+        logger.addHandler(JsonLines(args.metrics))
+
+    cli.setup_metric_logger = set_up_and_listen
     config = TrainConfig.from_sources(cli={}, config_path=str(args.config), argv=sys.argv)
     build = cli.build_draft_model
 

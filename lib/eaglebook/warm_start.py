@@ -54,7 +54,10 @@ def from_verifier(draft: Any, verifier: Verifier, embedding_gain: float = 1.0) -
         for part in "qkv":
             parameter = getattr(layer.self_attn, f"{part}_proj").weight
             value = stored(f"{last}self_attn.{part}_proj.weight")
-            if value is not None and value.shape == (parameter.shape[0], hidden) == (*parameter.shape[:1], parameter.shape[1] // 2):
+            if value is not None and value.shape == (parameter.shape[0], hidden) == (
+                *parameter.shape[:1],
+                parameter.shape[1] // 2,
+            ):
                 parameter[:, :hidden] *= embedding_gain
                 parameter[:, hidden:] = value
                 copied += 1

@@ -15,11 +15,23 @@ from eaglebook.paths import show
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself (safetensors 0.8, tensor.rs)
 DTYPE_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
-    "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
-    "I32": 4, "U32": 4, "F32": 4,
-    "I64": 8, "U64": 8, "F64": 8,
-}  # fmt: skip
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "I64": 8,
+    "U64": 8,
+    "F64": 8,
+}
 
 
 @dataclass(frozen=True)
@@ -42,8 +54,12 @@ def read_header(file: Path) -> dict[str, Tensor]:
     """Tensors of one safetensors file, in file order. Raises UserError on a truncated or inconsistent header."""
 
     def refuse(expected: str, found: str) -> UserError:
-        return UserError(f"{show(file)}: not a readable safetensors file", expected=expected, found=found,
-                         fix="copy or download the file again")  # fmt: skip
+        return UserError(
+            f"{show(file)}: not a readable safetensors file",
+            expected=expected,
+            found=found,
+            fix="copy or download the file again",
+        )
 
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -79,8 +95,12 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
-            raise UserError(f"{show(index)}: shards are missing", expected=f"{len(names)} files",
-                            found=f"no {', '.join(missing[:3])}", fix="copy the missing shards")  # fmt: skip
+            raise UserError(
+                f"{show(index)}: shards are missing",
+                expected=f"{len(names)} files",
+                found=f"no {', '.join(missing[:3])}",
+                fix="copy the missing shards",
+            )
     else:
         names = sorted(file.name for file in folder.glob("*.safetensors"))
     tensors: dict[str, Tensor] = {}

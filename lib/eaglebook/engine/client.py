@@ -40,8 +40,13 @@ def complete(
     async def one(client: httpx.AsyncClient, gate: asyncio.Semaphore, index: int) -> Completion:
         async with gate:
             began = time.monotonic()
-            body = {"model": server.model, "prompt": list(prompts[index]), "max_tokens": max_tokens,
-                    "temperature": 0, "return_token_ids": True}  # fmt: skip
+            body = {
+                "model": server.model,
+                "prompt": list(prompts[index]),
+                "max_tokens": max_tokens,
+                "temperature": 0,
+                "return_token_ids": True,
+            }
             answer = await client.post(f"{server.url}/v1/completions", json=body)
             answer.raise_for_status()
             choice = answer.json()["choices"][0]

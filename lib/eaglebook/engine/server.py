@@ -42,8 +42,12 @@ def free_port(wanted: int = 0) -> int:
         try:
             probe.bind(("127.0.0.1", wanted))
         except OSError as error:
-            raise UserError(f"port {wanted} cannot be used", expected="a free port", found=error.strerror or str(error),
-                            fix="set `port: 0` (any free port), or stop the server that holds it") from None  # fmt: skip
+            raise UserError(
+                f"port {wanted} cannot be used",
+                expected="a free port",
+                found=error.strerror or str(error),
+                fix="set `port: 0` (any free port), or stop the server that holds it",
+            ) from None
         return probe.getsockname()[1]
 
 
@@ -65,16 +69,28 @@ def command(
     name. ``method`` is always given: without it vLLM guesses from the path (``config/speculative.py``).
     """
     argv = [
-        python(), "-m", "vllm.entrypoints.openai.api_server",
-        "--model", str(model), "--served-model-name", "verifier",
-        "--host", "127.0.0.1", "--port", str(port),
-        "--dtype", dtype,
-        "--max-model-len", str(max_model_len),
-        "--max-num-seqs", str(max_num_seqs),
-        "--kv-cache-memory-bytes", str(kv_cache_bytes),
+        python(),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(model),
+        "--served-model-name",
+        "verifier",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dtype",
+        dtype,
+        "--max-model-len",
+        str(max_model_len),
+        "--max-num-seqs",
+        str(max_num_seqs),
+        "--kv-cache-memory-bytes",
+        str(kv_cache_bytes),
         "--enforce-eager",  # torch.compile costs a minute of loading on a CPU
         "--disable-uvicorn-access-log",
-    ]  # fmt: skip
+    ]
     if draft is not None:
         config = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": num_speculative_tokens}
         argv += ["--speculative-config", json.dumps(config)]
@@ -82,7 +98,9 @@ def command(
 
 
 @contextlib.contextmanager
-def serve(model: Path, *, log: Path, port: int = 0, startup_timeout_s: float = 600, **options: object) -> Iterator[Server]:
+def serve(
+    model: Path, *, log: Path, port: int = 0, startup_timeout_s: float = 600, **options: object
+) -> Iterator[Server]:
     """Start a server, wait until it is healthy, yield it, and end it with all its children whatever happens.
 
     ``options`` go to `command`. Raises UserError with the log's tail when the server dies or is not up in time.
@@ -92,17 +110,28 @@ def serve(model: Path, *, log: Path, port: int = 0, startup_timeout_s: float = 6
     began = time.monotonic()
     with log.open("wb") as stream:
         argv = command(model, port=port, **options)  # type: ignore[arg-type]
-        process = subprocess.Popen(guard.command(argv), stdout=stream, stderr=subprocess.STDOUT,
-                                   stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(
+            guard.command(argv),
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         while not _healthy(url):
             if process.poll() is not None:
-                raise UserError(f"vLLM ended with code {process.returncode} while starting",
-                                found=f"the end of {paths.show(log)}:\n{tail(log)}", fix="read the last error above")  # fmt: skip
+                raise UserError(
+                    f"vLLM ended with code {process.returncode} while starting",
+                    found=f"the end of {paths.show(log)}:\n{tail(log)}",
+                    fix="read the last error above",
+                )
             if time.monotonic() - began > startup_timeout_s:
-                raise UserError(f"vLLM was not up after {startup_timeout_s:g} s",
-                                found=f"the end of {paths.show(log)}:\n{tail(log)}", fix="raise startup_timeout_s")  # fmt: skip
+                raise UserError(
+                    f"vLLM was not up after {startup_timeout_s:g} s",
+                    found=f"the end of {paths.show(log)}:\n{tail(log)}",
+                    fix="raise startup_timeout_s",
+                )
             time.sleep(0.2)
         yield Server(url, "verifier", process.pid, log, time.monotonic() - began)
     finally:
@@ -124,8 +153,11 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def check_alive(server: Server) -> None:
     """Raise UserError with the log's tail when the server no longer answers."""
     if not _healthy(server.url):
-        raise UserError("vLLM died while serving", found=f"the end of {paths.show(server.log)}:\n{tail(server.log)}",
-                        fix="read the last error above; run the load ladder (06) on this draft")  # fmt: skip
+        raise UserError(
+            "vLLM died while serving",
+            found=f"the end of {paths.show(server.log)}:\n{tail(server.log)}",
+            fix="read the last error above; run the load ladder (06) on this draft",
+        )
 
 
 def tail(log: Path, lines: int = 25) -> str:

@@ -1,0 +1,133 @@
+"""What a draft would have accepted on known answers, offline, and the definitions behind every acceptance number.
+
+mean acceptance length = 1 + accepted / drafts, the verifier's own token included, from 1 to K + 1;
+position rate i = drafts whose first i tokens were all accepted / drafts. `docs/metrics.md` says it in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Counts of draft-and-verify: ``accepted[i]`` drafts had their first i + 1 tokens accepted."""
+
+    drafts: int
+    accepted: tuple[int, ...]
+
+    @property
+    def position_rates(self) -> list[float]:
+        return [n / self.drafts if self.drafts else 0.0 for n in self.accepted]
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return 1 + sum(self.accepted) / self.drafts if self.drafts else 1.0
+
+    def __add__(self, other: Acceptance) -> Acceptance:
+        return Acceptance(
+            self.drafts + other.drafts,
+            tuple(a + b for a, b in zip(self.accepted, other.accepted, strict=True)),
+        )
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "position_rates": self.position_rates,
+            "drafts": self.drafts,
+        }
+
+
+def none(positions: int) -> Acceptance:
+    return Acceptance(0, (0,) * positions)
+
+
+def every_position(correct: Sequence[Sequence[bool]]) -> Acceptance:
+    """A draft started at every token. ``correct[t][k]``: token k of the draft started at t is the right one."""
+    if not correct:
+        return none(0)
+    runs = [_run(row) for row in correct]
+    return Acceptance(len(runs), tuple(sum(run > k for run in runs) for k in range(len(correct[0]))))
+
+
+def as_served(correct: Sequence[Sequence[bool]]) -> Acceptance:
+    """A draft started only where serving starts one: after the last accepted token and the verifier's own."""
+    if not correct:
+        return none(0)
+    runs, at = [], 0
+    while at < len(correct):
+        runs.append(_run(correct[at]))
+        at += runs[-1] + 1
+    return Acceptance(len(runs), tuple(sum(run > k for run in runs) for k in range(len(correct[0]))))
+
+
+def _run(row: Sequence[bool]) -> int:
+    return next((k for k, right in enumerate(row) if not right), len(row))
+
+
+def load_draft(checkpoint: Path, verifier: Path) -> Any:
+    """A speculators checkpoint as an ``Eagle3DraftModel`` in fp32 with an attention that runs anywhere."""
+    from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+
+    config = Eagle3SpeculatorConfig.from_pretrained(checkpoint)
+    config.transformer_layer_config._attn_implementation = "sdpa"  # never serialised; the default needs a GPU
+    config.speculators_config.verifier.name_or_path = str(verifier)
+    return Eagle3DraftModel.from_pretrained(checkpoint, config=config).float().eval()
+
+
+def correct_tokens(
+    draft: Any,
+    hidden_states: torch.Tensor,
+    input_ids: Sequence[int],
+    loss_mask: Sequence[int],
+    positions: int,
+) -> list[list[bool]]:
+    """For each draft started in an answer, which of its tokens equal the verifier's. ``[starts, positions]``.
+
+    Teacher-forced: step k is fed the answer's own tokens. As long as all earlier guesses are right that is what
+    serving feeds too, so runs of right guesses are exact. A token outside the draft vocabulary is a miss, and so is one
+    past the end. ``hidden_states [tokens, n_aux + 1, hidden]`` as stored by 02.
+    """
+    import torch
+
+    ids = torch.tensor(input_ids)
+    count = len(ids)
+    features = hidden_states[:-1, :-1].flatten(1)[None].float()
+    with torch.inference_mode():
+        guesses = draft(
+            features,
+            ids[None, 1:],
+            torch.zeros(1, count - 1, dtype=torch.long),
+            position_ids=torch.arange(1, count)[None],
+            ttt_steps=positions,
+        )
+    d2t = draft.d2t if getattr(draft, "d2t", None) is not None else None
+    right = torch.zeros(count - 1, positions, dtype=torch.bool)
+    for k, guess in enumerate(guesses):
+        tokens = guess[0] if d2t is None else guess[0] + d2t[guess[0]]
+        known = count - 2 - k  # row t of step k guesses token t + 2 + k
+        if known > 0:
+            right[:known, k] = tokens[:known] == ids[2 + k :]
+    # a draft is started after every generated token but the last
+    started = torch.tensor(loss_mask[1:], dtype=torch.bool)
+    started[-1] = False
+    return right[started].tolist()
+
+
+def evaluate(
+    draft: Any, samples: Sequence[tuple[torch.Tensor, Sequence[int], Sequence[int]]], positions: int
+) -> dict[str, Acceptance]:
+    """Teacher-forced acceptance over ``(hidden_states, input_ids, loss_mask)`` samples, by both ways of starting drafts."""
+    total = {"every_position": none(positions), "as_served": none(positions)}
+    for hidden_states, input_ids, loss_mask in samples:
+        correct = correct_tokens(draft, hidden_states, input_ids, loss_mask, positions)
+        if correct:
+            total["every_position"] += every_position(correct)
+            total["as_served"] += as_served(correct)
+    return total

