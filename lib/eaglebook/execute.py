@@ -46,7 +46,7 @@ def run_stage(
 
     The attempt works in ``NN_stage.next`` and is renamed on success, so a failed or killed rerun loses nothing.
     """
-    for upstream in runs.UPSTREAM[stem]:
+    for upstream in runs.needed(stem, params):
         runs.find_upstream(stem, upstream, run_dir, params.preset)
     found = runs.inputs(stem, params, run_dir)
     mark = runs.fingerprint(stem, params, found)

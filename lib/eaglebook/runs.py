@@ -164,7 +164,7 @@ def inputs(stem: str, params: Notebook, run_dir: Path) -> dict[str, str]:
     from eaglebook import verifier
 
     found = {}
-    for upstream in UPSTREAM[stem]:
+    for upstream in needed(stem, params):
         manifest = read_manifest(find_upstream(stem, upstream, run_dir, params.preset))
         found[upstream] = manifest.output_fingerprint if manifest else ""
     if stem != "08_compare_runs":
@@ -173,7 +173,7 @@ def inputs(stem: str, params: Notebook, run_dir: Path) -> dict[str, str]:
         if isinstance(value, str) and value.startswith("jsonl:"):
             file = paths.resolve(value.removeprefix("jsonl:"))
             found[key] = _hash_file(file) if file.is_file() else "missing"
-        elif isinstance(value, str) and key in {"draft", "verifier_config"} and value:
+        elif isinstance(value, str) and key == "draft" and value:
             found[key] = _hash_listing(paths.resolve(value))
         elif value == "shipped":
             found[key] = _hash_file(paths.DATA / "prompts.jsonl")
@@ -217,6 +217,11 @@ def output_fingerprint(artifacts: list[Artifact]) -> str:
     return _hash([(a.path, a.sha256) for a in artifacts])
 
 
+def needed(stem: str, params: Notebook) -> tuple[str, ...]:
+    """The upstream stages of a notebook; none for 05 and 06 when they are pointed at a draft of the user's own."""
+    return () if getattr(params, "draft", "") else UPSTREAM[stem]
+
+
 def find_upstream(stem: str, upstream: str, run_dir: Path, preset: str = "smollm2") -> Path:
     """The directory of an upstream stage that succeeded. By hand: ``outputs/lab`` first, then the preset's run.
 
@@ -254,7 +259,7 @@ class Stage:
         self.dir = Path(given) if given else next_dir(self._write_run, stem)
         self.started = time.time()
         self.checks: list[tuple[str, bool, str]] = []
-        self._found = {u: find_upstream(stem, u, self.run_dir, params.preset) for u in UPSTREAM[stem]}
+        self._found = {u: find_upstream(stem, u, self.run_dir, params.preset) for u in needed(stem, params)}
         self._refuse_mixed_upstream()
         if self.by_hand:
             self._begin_by_hand()

@@ -1,0 +1,98 @@
+"""What a finished run left behind. CI runs this after `make demo PRESET=smoke`: ``EAGLEBOOK_DEMO=smoke pytest tests/demo``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from eaglebook import paths, runs
+from eaglebook.checkpoint import headers
+from eaglebook.params import STAGES
+
+RUN = os.environ.get("EAGLEBOOK_DEMO", "")
+STEMS = list(STAGES)
+
+
+def folder(stem: str) -> Path:
+    return paths.outputs() / RUN / stem
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_stage_succeeded_and_left_its_files(stem: str) -> None:
+    manifest = runs.read_manifest(folder(stem))
+    assert manifest is not None
+    assert (manifest.status, manifest.exit_code, manifest.stand_in) == ("succeeded", 0, False)
+    assert manifest.checks
+    assert all(manifest.checks.values())
+    assert manifest.metrics["answer"]
+    for name in ("notebook.ipynb", "report.html", "params.yaml", "metrics.json", "log.txt"):
+        assert (folder(stem) / name).stat().st_size > 0, name
+    assert not runs.next_dir(paths.outputs() / RUN, stem).exists()
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_reports_are_self_contained_and_name_no_machine(stem: str) -> None:
+    page = (folder(stem) / "report.html").read_text()
+    assert not re.findall(r'(?:src|href)="(?:https?:)?//', page)
+    assert "<script" not in page
+    assert len(page) < 2_000_000
+    for text in (page, (folder(stem) / "manifest.json").read_text(), (folder(stem) / "notebook.ipynb").read_text()):
+        for private in (str(paths.ROOT), str(Path.home()) + "/", sys.prefix):
+            assert private not in text, private
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_figures_are_in_the_report_with_alternative_text(stem: str) -> None:
+    notebook = nbformat.read(paths.NOTEBOOKS / f"{stem}.ipynb", as_version=4)
+    wanted = sum("figure" in c.metadata.get("tags", []) for c in notebook.cells)
+    page = (folder(stem) / "report.html").read_text()
+    images = re.findall(r"<img[^>]*>", page)
+    assert len(images) == wanted == len(list((folder(stem) / "figures").glob("*.png")))
+    assert all('alt="' in image for image in images)
+    assert all(file.stat().st_size > 5_000 for file in (folder(stem) / "figures").glob("*.png"))
+
+
+def test_serving_left_the_promised_metrics_in_their_ranges() -> None:
+    metrics = json.loads((folder("07_serve") / "metrics.json").read_text())
+    for name in ("heldout", "mtbench"):
+        rates = metrics[name]["position_rates"]
+        assert 1 < metrics[name]["mean_acceptance_length"] <= len(rates) + 1
+        assert rates == sorted(rates, reverse=True)
+        assert metrics[name]["mean_acceptance_length"] == pytest.approx(1 + sum(rates))
+    assert isinstance(metrics["greedy_identical"], bool)
+    assert metrics["tokens_per_s"]["verifier_only"] > 0
+    assert metrics["speed_up"] == pytest.approx(
+        metrics["tokens_per_s"]["with_draft"] / metrics["tokens_per_s"]["verifier_only"]
+    )
+
+
+def test_both_checkpoints_hold_the_same_numbers() -> None:
+    trained = folder("04_train") / "artifacts"
+    nested = trained / json.loads((trained / "last.json").read_text())["checkpoint"]
+    flat = folder("05_checkpoint") / "artifacts" / "flat"
+    before, after = headers.read_folder(nested), headers.read_folder(flat)
+    assert len(before) == len(after) > 10
+    assert sorted(t.bytes for t in before.values()) == sorted(t.bytes for t in after.values())
+    assert (flat / "config_speculators.json").read_bytes() == (nested / "config.json").read_bytes()
+
+
+def test_speculators_prepare_data_accepts_the_conversations(tmp_path) -> None:
+    file = folder("01_responses") / "artifacts" / "conversations.jsonl"
+    model = paths.models() / "smollm2-135m-instruct"
+    done = subprocess.run(
+        [Path(sys.prefix) / "bin" / "speculators", "prepare-data", "--model", model, "--data", file, "--output", tmp_path / "out"],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert list((tmp_path / "out").glob("*.arrow"))
+
+
+def test_the_index_links_every_report() -> None:
+    page = (paths.outputs() / "index.html").read_text()
+    assert all(f'href="{RUN}/{stem}/report.html"' in page for stem in STEMS)

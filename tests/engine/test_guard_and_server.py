@@ -1,0 +1,110 @@
+"""Owned processes: nothing outlives its owner; a server that cannot start says why."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from eaglebook import guard
+from eaglebook.engine import server
+from eaglebook.errors import UserError
+
+# A command that starts a grandchild in a session of its own and prints both pids.
+FAMILY = (
+    "import subprocess, sys, time; c = subprocess.Popen(['sleep', '300'], start_new_session=True); "
+    "print(c.pid, flush=True); time.sleep({})"
+)
+
+
+def start(seconds: float) -> tuple[subprocess.Popen[str], int]:
+    argv = guard.command([sys.executable, "-c", FAMILY.format(seconds)])
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def gone(pid: int, seconds: float = 15) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_grandchildren_end_with_the_command() -> None:
+    process, grandchild = start(0.2)
+    assert process.wait(20) == 0
+    assert gone(grandchild)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_whole_tree(signum) -> None:
+    process, grandchild = start(300)
+    process.send_signal(signum)
+    assert process.wait(30) != 0
+    assert gone(grandchild)
+
+
+def test_the_owners_death_ends_the_whole_tree() -> None:
+    owner = (
+        "import subprocess,sys,time,os\nfrom eaglebook import guard\n"
+        f"p=subprocess.Popen(guard.command([sys.executable,'-c',{FAMILY.format(300)!r}]),start_new_session=True)\n"
+        "time.sleep(300)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", owner], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    grandchild = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    assert gone(grandchild)
+
+
+def test_the_exit_code_is_the_commands() -> None:
+    argv = guard.command([sys.executable, "-c", "raise SystemExit(7)"])
+    assert subprocess.run(argv, timeout=30).returncode == 7
+
+
+def test_a_taken_port_is_refused_before_anything_starts(tmp_path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(UserError, match=f"port {port}"),
+            server.serve(tmp_path, log=tmp_path / "log", port=port, max_model_len=8, max_num_seqs=1, kv_cache_bytes=1),
+        ):
+            pass
+    assert server.free_port(0) > 0
+
+
+def test_a_server_that_dies_while_starting_shows_its_last_words(tmp_path, monkeypatch) -> None:
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\necho 'ValueError: head_dim 112 does not fit' >&2\nexit 3\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("VLLM_PYTHON", str(fake))
+    with (
+        pytest.raises(UserError, match="head_dim 112 does not fit"),
+        server.serve(tmp_path, log=tmp_path / "log", max_model_len=8, max_num_seqs=1, kv_cache_bytes=1),
+    ):
+        pass
+
+
+def test_a_server_that_never_answers_is_ended(tmp_path, monkeypatch) -> None:
+    fake = tmp_path / "python"
+    fake.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 300\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("VLLM_PYTHON", str(fake))
+    with (
+        pytest.raises(UserError, match="not up after 1 s"),
+        server.serve(
+            tmp_path, log=tmp_path / "log", startup_timeout_s=1, max_model_len=8, max_num_seqs=1, kv_cache_bytes=1
+        ),
+    ):
+        pass
+    assert gone(int((tmp_path / "pid").read_text()))

@@ -1,0 +1,112 @@
+"""Captured states: the right layers, before the norm, the same in any batch, whole files only."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from eaglebook import hidden_states, verifier
+from eaglebook.errors import UserError
+from hypothesis import given
+from hypothesis import strategies as st
+
+IDS = [2, 4, 5]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_verifier):
+    return verifier.load_model(verifier.resolve(str(tiny_verifier)), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def sequences():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(3, 300, (n,), generator=generator).tolist() for n in (5, 17, 9, 17, 30)]
+
+
+def test_ids_mean_the_stream_entering_the_layer_and_the_last_slot_is_before_the_norm(model, sequences) -> None:
+    (states,) = hidden_states.capture(model, [sequences[1]], IDS)
+    with torch.inference_mode():
+        reference = model(torch.tensor([sequences[1]]), output_hidden_states=True)
+    for slot, k in enumerate(IDS):
+        torch.testing.assert_close(states[:, slot], reference.hidden_states[k][0].bfloat16())
+    after_norm = reference.hidden_states[-1][0]
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            hidden_states.final_norm(model)(states[:, -1].float()), after_norm, rtol=0.02, atol=0.05
+        )
+    assert not torch.allclose(states[:, -1].float(), after_norm, rtol=0.02, atol=0.05)
+
+
+def test_a_batch_gives_the_same_states_as_one_alone(model, sequences) -> None:
+    together = hidden_states.capture(model, sequences, IDS)
+    for sequence, states in zip(sequences, together, strict=True):
+        (alone,) = hidden_states.capture(model, [sequence], IDS)
+        torch.testing.assert_close(states, alone, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("ids", [[4, 2], [2, 2], [-1], [8]])
+def test_ids_that_cannot_be_captured_are_refused(model, sequences, ids) -> None:
+    with pytest.raises(UserError, match="aux_hidden_state_layer_ids"):
+        hidden_states.capture(model, sequences[:1], ids)
+
+
+def test_files_are_what_speculators_reads_and_only_missing_ones_are_made(model, sequences, tmp_path) -> None:
+    first = hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=32)
+    assert (first.files, first.skipped, first.tokens) == (5, 0, sum(map(len, sequences)))
+    assert hidden_states.validate(tmp_path, sequences) == []
+    before = {f.name: f.stat().st_mtime_ns for f in tmp_path.iterdir()}
+    assert all((tmp_path / n).stat().st_size - hidden_states.sample_bytes(len(s), 3, 64) < 300
+               for n, s in ((hidden_states.file_name(i), s) for i, s in enumerate(sequences)))  # fmt: skip
+    damaged = tmp_path / hidden_states.file_name(1)
+    damaged.write_bytes(damaged.read_bytes()[:-10])
+    (tmp_path / hidden_states.file_name(3)).unlink()
+    again = hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=32)
+    assert again.skipped == 3
+    assert hidden_states.validate(tmp_path, sequences) == []
+    same = [name for name, when in before.items() if (tmp_path / name).stat().st_mtime_ns == when]
+    assert len(same) == 3
+
+
+def test_speculators_check_catches_nan_and_other_tokens(model, sequences, tmp_path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    hidden_states.extract(model, sequences[:2], IDS, tmp_path, token_budget=64)
+    file = tmp_path / hidden_states.file_name(0)
+    tensors = load_file(file)
+    tensors["hidden_states"][0, 0, 0] = float("nan")
+    save_file(tensors, file)
+    assert len(hidden_states.validate(tmp_path, [sequences[0], sequences[1][::-1]])) == 2
+
+
+def test_out_of_memory_halves_the_batch_and_goes_on(model, sequences, tmp_path, monkeypatch) -> None:
+    capture, sizes = hidden_states.capture, []
+
+    def small_machine(model, batch, ids):
+        sizes.append(len(batch))
+        if len(batch) > 1:
+            raise torch.OutOfMemoryError
+        return capture(model, batch, ids)
+
+    monkeypatch.setattr(hidden_states, "capture", small_machine)
+    hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=1000)
+    assert max(sizes) > 1
+    assert hidden_states.validate(tmp_path, sequences) == []
+
+
+def test_a_disk_too_small_is_refused_with_both_numbers(tmp_path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    with pytest.raises(UserError) as error:
+        hidden_states.require_space(tmp_path, free, reserve_bytes=1_000_000_000)
+    assert f"{free:,} bytes and a reserve" in str(error.value)
+    assert "bytes free" in str(error.value)
+    hidden_states.require_space(tmp_path, 1, reserve_bytes=0)
+
+
+@given(st.lists(st.integers(1, 500), max_size=60), st.integers(1, 2000))
+def test_batches_hold_every_row_once_within_the_budget(lengths, budget) -> None:
+    made = list(hidden_states.batches(lengths, budget))
+    assert sorted(row for batch in made for row in batch) == list(range(len(lengths)))
+    for batch in made:
+        assert len(batch) == 1 or max(lengths[row] for row in batch) * len(batch) <= budget
