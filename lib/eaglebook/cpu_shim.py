@@ -17,7 +17,7 @@ def install() -> bool:
     if torch.accelerator.is_available():
         return False
     torch.accelerator.synchronize = lambda *args, **kwargs: None  # trainer.py:80, the step timer
-    trainer.get_local_rank = lambda: torch.device("cpu")  # trainer.py:348, .to(0) means "device 0"
+    trainer.get_local_rank = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]  # trainer.py:348, .to(0) means "device 0"
     checkpointer.get_current_device = lambda: "cpu"  # utils/util.py:13, loads a resumed state to cuda:0
     original = trainer.Trainer.__init__
 

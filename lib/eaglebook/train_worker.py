@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         model.lm_head.weight.requires_grad_(args.train_lm_head)
         return model
 
-    cli.build_draft_model = build_as_asked
+    cli.build_draft_model = build_as_asked  # type: ignore[assignment]
     cli.main(config)
     if (Path(config.flatten()["save_path"]) / "interrupted").exists():
         return 130  # the Trainer catches SIGINT and SIGTERM, saves, and returns as if it had finished

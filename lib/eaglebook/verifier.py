@@ -137,7 +137,8 @@ def load_model(verifier: Verifier, *, dtype: str = "bfloat16", trust_remote_code
     import torch
     from transformers import AutoModelForCausalLM
 
-    model, info = AutoModelForCausalLM.from_pretrained(
+    load: Any = AutoModelForCausalLM
+    model, info = load.from_pretrained(
         verifier.path,
         dtype=getattr(torch, dtype),
         trust_remote_code=trust_remote_code,
@@ -190,10 +191,11 @@ def materialise_embedded() -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     scratch = target.with_name(f"{target.name}.{os.getpid()}")
+    load: Any = AutoModelForCausalLM
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    model = AutoModelForCausalLM.from_pretrained(
-        **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-    ).to(torch.bfloat16)
+    model = load.from_pretrained(**source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)).to(
+        torch.bfloat16
+    )
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.save_pretrained(scratch)

@@ -109,7 +109,8 @@ def export(source: Path, target: Path) -> Export:
 
 def copy_tensors(tensors: dict[str, headers.Tensor], renamed: dict[str, str], target: Path) -> None:
     """Copy tensors, as bytes, into one safetensors file under their new names. Memory stays at one chunk."""
-    header, at = {"__metadata__": {"format": "pt"}}, 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
     for name, tensor in tensors.items():
         header[renamed[name]] = {
             "dtype": tensor.dtype,

@@ -61,7 +61,7 @@ def rung_5(ask: dict[str, Any]) -> str:
     """Engine: real draft weights beside a dummy verifier cut to a few layers, one greedy request."""
     from vllm import LLM, SamplingParams
 
-    llm = LLM(
+    llm: Any = LLM(
         model=ask["verifier"],
         skip_tokenizer_init=True,
         load_format="dummy",
@@ -125,7 +125,7 @@ def _cut(layers: int, aux_ids: list[int]) -> Any:
 
 
 def _stored(folder: Path) -> dict[str, tuple[list[int], str]]:
-    found = {}
+    found: dict[str, tuple[list[int], str]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
