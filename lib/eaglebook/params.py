@@ -50,7 +50,7 @@ class Preflight(Notebook):
     max_prompt_tokens: Positive = 512
     max_new_tokens: Positive = 144
     aux_hidden_state_layer_ids: list[int] = []
-    draft_vocab_size: Positive = 8192
+    draft_vocab_size: Positive = 4096
     epochs: Positive = 4
     reserve_disk_gb: Annotated[float, Field(ge=0)] = 1.0
 
@@ -76,20 +76,20 @@ class HiddenStates(Notebook):
 
 
 class VocabMapping(Notebook):
-    draft_vocab_size: Positive = 8192
+    draft_vocab_size: Positive = 4096
     num_speculative_tokens: Positive = 3
 
 
 class Train(Notebook):
     epochs: Positive = 4
-    pack_tokens: Positive = 512
-    learning_rate: Annotated[float, Field(gt=0, lt=1)] = 1.0e-3
+    pack_tokens: Positive = 256
+    learning_rate: Annotated[float, Field(gt=0, lt=1)] = 3.0e-3
     optimizer: Literal["adamw", "muon"] = "adamw"
     scheduler: Literal["linear", "cosine", "none"] = "cosine"
     loss: Literal["kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid"] = "kl_div"
     ttt_steps: Positive = 3
     ttt_step_loss_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    norm_before_residual: bool = True
+    norm_before_residual: bool = False
     norm_before_fc: bool = False
     norm_output: bool = False
     fc_norm: bool = False

@@ -24,7 +24,7 @@ h1 { font-size:1.7rem; line-height:1.25; } h2 { font-size:1.25rem; margin-top:2.
 a { color:var(--link); } img { max-width:100%; height:auto; display:block; margin:.8rem 0; }
 table { border-collapse:collapse; margin:.8rem 0; font-size:.92rem; display:block; overflow-x:auto; }
 th,td { padding:.3rem .7rem; border-bottom:1px solid var(--line); text-align:left; vertical-align:top; } th { color:var(--soft); font-weight:600; }
-td.number, th.number { text-align:right; font-variant-numeric:tabular-nums; }
+td.number, th.number { text-align:right; white-space:nowrap; font-variant-numeric:tabular-nums; }
 pre { background:var(--wash); border:1px solid var(--line); border-radius:6px; padding:.6rem .8rem; overflow-x:auto; font:.82rem/1.45 ui-monospace,Menlo,Consolas,monospace; }
 code { font-family:ui-monospace,Menlo,Consolas,monospace; font-size:.88em; background:var(--wash); padding:.1em .3em; border-radius:4px; } pre code { background:none; padding:0; font-size:inherit; }
 details.code { margin:.4rem 0; } details.code summary { cursor:pointer; color:var(--soft); font-size:.8rem; }
@@ -110,6 +110,7 @@ def _body(notebook: Path) -> str:
         extra_loaders=[jinja2.FileSystemLoader(paths.DATA)],
         embed_images=True,
         anchor_link_text="",
+        preprocessors=["nbconvert.preprocessors.CoalesceStreamsPreprocessor"],
     )
     body, _ = exporter.from_notebook_node(node)
     return body
