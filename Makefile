@@ -21,7 +21,7 @@ $(READY): requirements/$(LOCK).lock pyproject.toml
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/$(LOCK).lock || \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --extra-index-url $(TORCH_CPU_INDEX) -r requirements/$(LOCK).lock
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@$(BIN)/python -c 'from eaglebook import verifier; print("verifier:", verifier.resolve(verifier.EMBEDDED).name)'
+	@TQDM_DISABLE=1 $(BIN)/python -c 'from eaglebook import verifier; print("verifier:", verifier.resolve(verifier.EMBEDDED).name)'
 	@touch $@
 
 demo: $(READY)
