@@ -34,7 +34,7 @@ test-all: $(READY)
 	@$(BIN)/python -m pytest
 
 lab: $(READY)
-	@$(BIN)/jupyter lab --notebook-dir=notebooks
+	@$(BIN)/jupyter lab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 bench: $(READY)
 	@for file in benchmarks/bench_*.py; do $(BIN)/python $$file || exit 1; done

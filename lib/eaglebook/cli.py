@@ -70,7 +70,7 @@ def run(
         out.print(
             f"{'done in' if fresh else 'already done, took'} {manifest.seconds:.0f} s. {report.headline(manifest)}"
         )
-    if stems == list(STAGES) or "07_serve" in stems:
+    if "07_serve" in stems:
         _summary(directory)
     took = time.monotonic() - began
     note = "nothing to do: every stage is up to date" if skipped == len(stems) else f"{len(stems) - skipped} stages"
@@ -153,7 +153,7 @@ def _stems(stage: list[str] | None, to: str) -> list[str]:
         wanted.append(stem)
     if to:
         return list(STAGES)[: list(STAGES).index(wanted[-1]) + 1]
-    return wanted or list(STAGES)
+    return [s for s in STAGES if s in wanted] or list(STAGES)
 
 
 def _summary(directory: Path) -> None:
@@ -162,7 +162,7 @@ def _summary(directory: Path) -> None:
     if manifest is None:
         return
     metrics = manifest.metrics
-    for name in ("heldout", "mtbench"):
+    for name in ("heldout", metrics["benchmark"]):
         rates = " / ".join(f"{rate:.3f}" for rate in metrics[name]["position_rates"])
         out.print(
             f"  {name:8} mean acceptance length {metrics[name]['mean_acceptance_length']:.3f}, position rates {rates}"

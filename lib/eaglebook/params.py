@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from eaglebook import paths
 from eaglebook.errors import UserError
@@ -46,6 +46,7 @@ class Notebook(BaseModel):
 
 
 class Preflight(Notebook):
+    prompt_source: str = "shipped"
     max_prompts: Count = 700
     max_prompt_tokens: Positive = 512
     max_new_tokens: Positive = 144
@@ -96,7 +97,13 @@ class Train(Notebook):
     warm_start: bool = True
     train_lm_head: bool = False
     threads: Count = 0
-    timeout_s: Positive = 3600
+    timeout_s: Positive = 3000
+
+    @model_validator(mode="after")
+    def _training_ends_before_its_cell(self) -> Self:
+        if self.timeout_s >= self.cell_timeout_s:
+            raise ValueError(f"timeout_s must be below cell_timeout_s = {self.cell_timeout_s}")
+        return self
 
 
 class Checkpoint(Notebook):
@@ -106,7 +113,7 @@ class Checkpoint(Notebook):
 class LoadLadder(Notebook):
     draft: str = ""
     num_speculative_tokens: Positive = 3
-    rungs: list[int] = [1, 2, 5]
+    rungs: Annotated[list[Literal[1, 2, 5]], Field(min_length=1)] = [1, 2, 5]
     rung_timeout_s: Positive = 300
 
 
@@ -114,7 +121,6 @@ class Serve(Notebook):
     num_speculative_tokens: Positive = 3
     benchmark: str = "package:mtbench"
     max_benchmark_prompts: Count = 80
-    max_held_out_prompts: Count = 0
     max_new_tokens: Positive = 128
     concurrency: Positive = 8
     speed_prompts: Positive = 12
@@ -175,7 +181,7 @@ def load(preset: str, overrides: Iterable[str] = (), *, run_dir: str = "") -> di
     changes = _overrides(overrides)
     loaded = {}
     for stem, model in STAGES.items():
-        values = {"preset": file.stem, "run_dir": run_dir}
+        values = {"preset": preset, "run_dir": run_dir}
         values |= {key: value for key, value in common.items() if key in model.model_fields}
         values |= blocks.get(stem) or {}
         values |= changes.get(stem, {})
@@ -196,6 +202,8 @@ def build(model: type[Any], values: Mapping[str, Any], where: str) -> Any:
 
 def _explain(model: type[BaseModel], error: Any) -> str:
     key, value = ".".join(str(part) for part in error["loc"]), error["input"]
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
     if error["type"] == "extra_forbidden":
         return f"unknown key {key!r} (known: {', '.join(model.model_fields)})"
     if isinstance(value, str) and error["type"] in {"float_type", "int_type"}:
@@ -268,7 +276,12 @@ def _overrides(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
         if field is not None and field.annotation is str:
             value: Any = raw
         else:
-            _refuse_odd_numbers(yaml.compose(raw, yaml.SafeLoader), f"--set {name}")
-            value = yaml.safe_load(raw)
+            try:
+                _refuse_odd_numbers(yaml.compose(raw, yaml.SafeLoader), f"--set {name}")
+                value = yaml.safe_load(raw)
+            except yaml.YAMLError as error:
+                raise UserError(
+                    f"--set {text}: not YAML", expected="a value as in a params file", found=str(error)
+                ) from None
         changes.setdefault(stems[0], {})[key] = value
     return changes

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
 _TIE_STEPS = 4  # bf16 steps that a forward pass of different batching was seen to move a logit
 
 
@@ -67,16 +65,3 @@ def compare(
         value = [logits[t].item() if t >= 0 else -math.inf for t in (token_a, token_b)]
         found.append(Difference(number, position, token_a, token_b, *value))
     return found
-
-
-def leftovers() -> list[int]:
-    """Pids of vLLM processes below this one."""
-    children = psutil.Process().children(recursive=True)
-    return [c.pid for c in children if c.status() != psutil.STATUS_ZOMBIE and any("vllm" in a for a in _cmdline(c))]
-
-
-def _cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import re
@@ -52,9 +53,12 @@ def scrub(text: str) -> str:
         (sys.base_prefix, "<python>"),
     ):
         text = text.replace(base, name)
-    text = text.replace(str(Path.home()), "~")
+    if len(str(Path.home())) > 1:
+        text = text.replace(str(Path.home()), "~")
     text = re.sub(r"/tmp/[^\s'\":,)]*", "<tmp>", text)
-    host, user = socket.gethostname(), getpass.getuser()
+    host, user = socket.gethostname(), ""
+    with contextlib.suppress(KeyError, OSError):  # a uid without a name, in a container
+        user = getpass.getuser()
     if len(host) > 3:
         text = re.sub(rf"\b{re.escape(host)}\b", "<host>", text)
     if len(user) > 3 and user != "root":

@@ -16,6 +16,7 @@ import importlib.util
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,14 @@ def load(source: str, limit: int = 0) -> list[Prompt]:
         )
     rows = itertools.islice(rows, limit or None) if kind == "hf" else rows
     prompts = [_prompt(row, number, source) for number, row in enumerate(rows, 1)]
+    twice = [name for name, count in Counter(p.id for p in prompts).items() if count > 1]
+    if twice:
+        raise UserError(
+            f"prompt source {source!r}: {len(twice)} ids are given twice",
+            expected="ids that tell conversations apart, or none",
+            found=", ".join(twice[:3]),
+            fix="make the ids unique, or leave them out",
+        )
     if limit and len(prompts) > limit:
         prompts = [prompts[i * len(prompts) // limit] for i in range(limit)]
     if not prompts:
@@ -83,8 +92,8 @@ def load(source: str, limit: int = 0) -> list[Prompt]:
 
 
 def normalised(text: str) -> str:
-    """Text for comparisons: lower case, letters and digits only, single spaces."""
-    return re.sub(r"[^a-z0-9]+", " ", text.lower()).strip()
+    """Text for comparisons: folded case, letters and digits of any script only, single spaces."""
+    return re.sub(r"[\W_]+", " ", text.casefold()).strip()
 
 
 def overlaps(prompts: Iterable[Prompt], benchmark: Iterable[Prompt], words: int = 8) -> list[tuple[str, str]]:
@@ -144,12 +153,12 @@ def _jsonl(file: Path) -> Iterator[dict[str, Any]]:
             fix="correct `prompt_source:` in the params file",
         )
     opener = gzip.open if file.suffix == ".gz" else open
-    with opener(file, "rt", encoding="utf-8") as stream:
+    with opener(file, "rb") as stream:
         for number, line in enumerate(stream, 1):
             if line.strip():
                 try:
-                    row = json.loads(line)
-                except json.JSONDecodeError as error:
+                    row = json.loads(line.decode("utf-8"))
+                except ValueError as error:  # not JSON, or not UTF-8
                     raise UserError(
                         f"{paths.show(file)}, line {number}: not JSON",
                         expected="one JSON object per line",

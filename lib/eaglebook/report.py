@@ -86,6 +86,7 @@ def write_index(outputs: Path) -> Path:
             f"<h2>{html.escape(run.name)}</h2><table><tr><th>Notebook</th><th>Status</th>"
             f'<th class="number">Time</th><th>Result</th></tr>{"".join(rows)}</table>'
         )
+    outputs.mkdir(parents=True, exist_ok=True)
     file = outputs / "index.html"
     body = "".join(sections) or "<p>No run yet: <code>make demo</code>.</p>"
     runs.write_atomically(file, _page("EAGLE-3 workbook: runs", f"<h1>EAGLE-3 workbook: runs</h1>{body}"))

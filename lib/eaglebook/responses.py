@@ -17,7 +17,7 @@ from eaglebook import progress
 from eaglebook.engine import client
 from eaglebook.engine.server import Server
 from eaglebook.errors import UserError
-from eaglebook.prompts import Prompt, normalised
+from eaglebook.prompts import Prompt
 
 TRAIN, HELD_OUT = "train", "held_out"
 
@@ -57,15 +57,15 @@ def encode(
 ) -> tuple[list[Encoded], dict[str, int]]:
     """Render, drop what must not be trained on, split. Returns the prompts and the counts of what was kept out.
 
-    Kept out: repeats (after normalisation) and prompts over ``max_prompt_tokens``. The split is by conversation and
-    by content: a hash of the normalised text orders the prompts, the first ``held_out_fraction`` are held out, so
-    adding prompts moves few others across.
+    Kept out: repeats (case and white space aside) and prompts over ``max_prompt_tokens``. The split is by conversation
+    and by content: a hash of the rendered prompt orders them, the first ``held_out_fraction`` are held out, so adding
+    prompts moves few others across.
     """
     kept: list[Encoded] = []
     seen: set[str] = set()
     out = {"repeated": 0, "too_long": 0}
     for prompt in prompts:
-        text = normalised(prompt.text)
+        text = "\n".join(f"{m['role']}: {' '.join(m['content'].casefold().split())}" for m in prompt.messages)
         if text in seen:
             out["repeated"] += 1
             continue
@@ -149,7 +149,10 @@ def read(file: Path) -> list[Conversation]:
 
 
 def write(file: Path, conversations: Iterable[Conversation]) -> None:
-    file.write_text("".join(json.dumps(asdict(c)) + "\n" for c in conversations), encoding="utf-8")
+    """Write conversations, one a line; the file appears whole or not at all."""
+    scratch = file.with_suffix(".partial")
+    scratch.write_text("".join(json.dumps(asdict(c)) + "\n" for c in conversations), encoding="utf-8")
+    scratch.replace(file)
 
 
 def problems(conversations: Sequence[Conversation], vocab_size: int) -> Iterator[tuple[str, str]]:

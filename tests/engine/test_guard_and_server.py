@@ -22,8 +22,7 @@ FAMILY = (
 
 
 def start(seconds: float) -> tuple[subprocess.Popen[str], int]:
-    argv = guard.command([sys.executable, "-c", FAMILY.format(seconds)])
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = guard.start([sys.executable, "-c", FAMILY.format(seconds)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, int(process.stdout.readline())
 
@@ -54,7 +53,7 @@ def test_a_signal_ends_the_whole_tree(signum) -> None:
 def test_the_owners_death_ends_the_whole_tree() -> None:
     owner = (
         "import subprocess,sys,time,os\nfrom eaglebook import guard\n"
-        f"p=subprocess.Popen(guard.command([sys.executable,'-c',{FAMILY.format(300)!r}]),start_new_session=True)\n"
+        f"p=guard.start([sys.executable,'-c',{FAMILY.format(300)!r}])\n"
         "time.sleep(300)"
     )
     process = subprocess.Popen([sys.executable, "-c", owner], stdout=subprocess.PIPE, text=True)
@@ -66,8 +65,18 @@ def test_the_owners_death_ends_the_whole_tree() -> None:
 
 
 def test_the_exit_code_is_the_commands() -> None:
-    argv = guard.command([sys.executable, "-c", "raise SystemExit(7)"])
-    assert subprocess.run(argv, timeout=30).returncode == 7
+    assert guard.start([sys.executable, "-c", "raise SystemExit(7)"]).wait(30) == 7
+
+
+def test_stop_ends_what_ignores_a_signal() -> None:
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(300)"
+    )
+    process = guard.start([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    guard.stop(process)
+    assert process.poll() is not None
 
 
 def test_a_taken_port_is_refused_before_anything_starts(tmp_path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from eaglebook import parity
 from eaglebook.engine import client, counters, server
 from safetensors.torch import load_file, save_file
 
@@ -80,7 +79,7 @@ def answers(verifier: Path, start: int, log: Path, draft: Path | None = None):
         before = counters.read(vllm, K) if draft else None
         done, _ = client.complete(vllm, [[start]], max_tokens=81, concurrency=1)
         accepted = counters.since(before, counters.read(vllm, K)) if before else None
-    assert not parity.leftovers()
+    assert not server.leftovers()
     return done[0].token_ids, accepted
 
 

@@ -112,7 +112,7 @@ def test_prose_states_no_measured_number(stem: str) -> None:
 
 
 @pytest.mark.parametrize("stem", STEMS)
-def test_every_figure_is_saved_with_alternative_text_and_read(stem: str) -> None:
+def test_every_figure_is_saved_under_its_tag(stem: str) -> None:
     figures = [c for c in code_cells(stem) if "figure" in c.metadata.get("tags", [])]
     assert all("run.figure(" in c.source for c in figures)
     assert all("figure" in c.metadata.get("tags", []) for c in code_cells(stem) if "run.figure(" in c.source)

@@ -93,6 +93,7 @@ def test_a_dead_kernel_is_a_failure(stage) -> None:
 def test_a_cell_over_its_time_is_timed_out(stage) -> None:
     manifest = stage("import time; time.sleep(60)", params=Preflight(run_dir="outputs/r", cell_timeout_s=3))
     assert manifest.status == "timed_out"
+    assert "time.sleep" in (stage.dir / f"{STEM}.next" / "notebook.ipynb").read_text(), "what was executed is kept"
     assert nothing_left(manifest)
 
 
@@ -133,6 +134,25 @@ try:
 except execute.Interrupted as e:
     sys.exit(128 + e.signum)
 """
+
+
+def test_a_success_killed_before_its_swap_is_kept(stage, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "swap_in", lambda *args: None)
+        manifest = stage(GOOD)
+    assert not (stage.dir / STEM).exists()
+    assert stage(GOOD).ended == manifest.ended
+    assert (stage.dir / STEM / "artifacts" / "a.txt").exists()
+
+
+def test_force_does_not_go_on_from_an_unfinished_attempt(stage) -> None:
+    half = GOOD.replace("run.finish", "seen = (run.artifacts / 'half').exists()\n(run.artifacts / 'half').touch()\n"
+                        "assert seen, 'first time'\nrun.finish")  # fmt: skip
+    assert stage(half).status == "failed"
+    assert stage(half, force=True).status == "failed"
+    assert stage(half).status == "succeeded"
+
+
 LONG = (
     "import subprocess, time\nfrom eaglebook import runs\nfrom eaglebook.params import Preflight\n"
     "run = runs.Stage('00_preflight', Preflight.from_namespace(globals()))\n"

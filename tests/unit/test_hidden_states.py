@@ -85,14 +85,23 @@ def test_out_of_memory_halves_the_batch_and_goes_on(model, sequences, tmp_path, 
 
     def small_machine(model, batch, ids):
         sizes.append(len(batch))
-        if len(batch) > 1:
+        if len(batch) > 2:
             raise torch.OutOfMemoryError
+        if len(batch) > 1:  # what torch says on a CPU
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
         return capture(model, batch, ids)
 
     monkeypatch.setattr(hidden_states, "capture", small_machine)
     hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=1000)
     assert max(sizes) > 1
     assert hidden_states.validate(tmp_path, sequences) == []
+
+    def broken(model, batch, ids):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(hidden_states, "capture", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        hidden_states.extract(model, sequences[::-1], IDS, tmp_path, token_budget=1000)
 
 
 def test_a_disk_too_small_is_refused_with_both_numbers(tmp_path) -> None:

@@ -60,6 +60,7 @@ def test_all_three_row_forms_end_with_the_user(tmp_path) -> None:
         ('{"prompt": "  "}\n', "row 1"),
         ('{"answer": "x"}\n', "row 1"),
         ('{"messages": [{"role": "robot", "content": "x"}]}\n', "role"),
+        ('{"id": 1, "prompt": "x"}\n{"id": 1, "prompt": "y"}\n', "given twice"),
     ],
 )
 def test_bad_files_are_named_by_line(tmp_path, content: str, says: str) -> None:
@@ -67,6 +68,18 @@ def test_bad_files_are_named_by_line(tmp_path, content: str, says: str) -> None:
     file.write_text(content)
     with pytest.raises(UserError, match=says):
         prompts.load(f"jsonl:{file}")
+
+
+def test_a_limit_keeps_every_categorys_share() -> None:
+    counts = Counter(p.category for p in prompts.load("shipped", 90))
+    assert set(counts) == CATEGORIES
+    assert max(counts.values()) - min(counts.values()) <= 2
+
+
+def test_a_file_that_is_not_utf8_is_named_by_line(tmp_path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(b'{"prompt": "caf\xe9"}\n')
+    with pytest.raises(UserError, match="line 1"):
+        prompts.load(f"jsonl:{tmp_path}/x.jsonl")
 
 
 @pytest.mark.parametrize("source", ["jsonl:/nowhere/x.jsonl", "shiped", "package:nothing", "jsonl:", "hf:"])

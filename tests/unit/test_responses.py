@@ -26,10 +26,48 @@ def encode(prompts, tokenizer, limit=64, seed=0):
 
 
 def test_long_and_repeated_prompts_are_kept_out_and_counted(tokenizer) -> None:
-    asked = [prompt("a", "w5 w6"), prompt("b", "W5,  w6!"), prompt("c", "w7 " * 200), prompt("d", "w8")]
+    asked = [prompt("a", "w5 w6"), prompt("b", "W5   w6"), prompt("c", "w7 " * 200), prompt("d", "w8")]
     kept, out = encode(asked, tokenizer)
     assert [e.id for e in kept] == ["a", "d"]
     assert out == {"repeated": 1, "too_long": 1}
+
+
+def test_what_differs_is_no_repeat(tokenizer) -> None:
+    system = [{"role": "system", "content": "w9"}, {"role": "user", "content": "w5"}]
+    asked = [prompt("a", "你好"), prompt("b", "谢谢"), prompt("c", "2+3"), prompt("d", "2*3"), prompt("e", "w5"),
+             Prompt("f", "all", system)]  # fmt: skip
+    assert encode(asked, tokenizer)[1]["repeated"] == 0
+
+
+class Answers:
+    """Stands where the server's client is: answers with the prompt's length, and can die on the way."""
+
+    def __init__(self, die_after: int = 10**9) -> None:
+        self.asked: list[list[int]] = []
+        self.die_after = die_after
+
+    def complete(self, server, prompts, *, max_tokens, concurrency, on_completion):
+        for index, ids in enumerate(prompts):
+            if len(self.asked) == self.die_after:
+                raise KeyboardInterrupt
+            self.asked.append(ids)
+            on_completion(responses.client.Completion(index, [len(ids), 2], "stop", 0.1))
+
+
+def test_a_killed_generation_goes_on_and_asks_nothing_twice(tokenizer, tmp_path, monkeypatch) -> None:
+    asked = encode([prompt(f"p{i}", "w5 " * (i + 1)) for i in range(10)], tokenizer)[0]
+    file = tmp_path / "answers.jsonl"
+    first, second = Answers(die_after=4), Answers()
+    monkeypatch.setattr(responses.client, "complete", first.complete)
+    with pytest.raises(KeyboardInterrupt):
+        responses.generate(None, asked, file, max_new_tokens=8, concurrency=2)
+    file.write_bytes(file.read_bytes() + b'{"torn')
+    monkeypatch.setattr(responses.client, "complete", second.complete)
+    done = responses.generate(None, asked, file, max_new_tokens=8, concurrency=2)
+    assert [c.id for c in done] == [e.id for e in asked]
+    assert len(first.asked) + len(second.asked) == 10
+    assert all(c.response_ids == [len(c.prompt_ids), 2] for c in done)
+    assert sorted(c.id for c in responses.read(file)) == sorted(e.id for e in asked)
 
 
 def test_nothing_left_is_an_error(tokenizer) -> None:

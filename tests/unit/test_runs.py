@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from eaglebook import paths, runs
+from eaglebook import paths, runs, verifier
 from eaglebook.errors import UserError
-from eaglebook.params import Responses, VocabMapping
+from eaglebook.params import CompareRuns, Responses, VocabMapping
 
 
 def finished(
@@ -32,7 +32,13 @@ def test_a_swap_replaces_whole_and_survives_being_cut(outputs) -> None:
     assert not (run / "01_responses.next").exists()
     # killed between the two renames: the old one comes back
     (run / "01_responses").rename(run / "01_responses.old")
-    assert runs.stage_dir(run, "01_responses").exists()
+    runs.repair(run, "01_responses")
+    assert (run / "01_responses").exists()
+    # killed while the old one was removed: the rest goes, and the next swap works
+    finished(run, "01_responses.old")
+    finished(run, "01_responses.next")
+    runs.swap_in(run, "01_responses")
+    assert sorted(p.name for p in run.iterdir()) == ["01_responses"]
 
 
 def test_an_unfinished_attempt_is_continued_only_when_nothing_changed(outputs) -> None:
@@ -46,11 +52,17 @@ def test_an_unfinished_attempt_is_continued_only_when_nothing_changed(outputs) -
     (folder / "artifacts" / "half").touch()
     assert runs.prepare(folder, "another") is False
     assert not (folder / "artifacts" / "half").exists()
+    folder = finished(outputs / "t", "01_responses.next", status="failed")
+    (folder / "artifacts" / "half").touch()
+    assert runs.prepare(folder, "fp", keep=False) is False
+    assert not (folder / "artifacts" / "half").exists()
 
 
 def test_a_missing_upstream_names_the_command(outputs) -> None:
     with pytest.raises(UserError, match="eaglebook run --preset smoke --stage 01_responses"):
         runs.find_upstream("02_hidden_states", "01_responses", outputs / "smoke", "smoke")
+    with pytest.raises(UserError, match=r"--preset my\.yaml --run-dir outputs/six --stage 01_responses"):
+        runs.find_upstream("02_hidden_states", "01_responses", outputs / "six", "my.yaml")
     finished(outputs / "smoke", "01_responses", status="failed")
     with pytest.raises(UserError, match="has not succeeded"):
         runs.find_upstream("02_hidden_states", "01_responses", outputs / "smoke", "smoke")
@@ -86,10 +98,34 @@ def test_a_jsonl_source_counts_by_its_content(outputs, tmp_path) -> None:
 def test_stages_made_from_different_data_are_not_mixed(outputs, monkeypatch) -> None:
     run = outputs / "r"
     finished(run, "01_responses", mark="new")
-    finished(run, "02_hidden_states", inputs={"01_responses": "old"})
-    finished(run, "03_vocab_mapping", inputs={"01_responses": "new"})
+    verifier_mark = verifier.fingerprint(verifier.EMBEDDED)
+    finished(run, "02_hidden_states", inputs={"01_responses": "old", "verifier": verifier_mark})
+    finished(run, "03_vocab_mapping", inputs={"01_responses": "new", "verifier": verifier_mark})
     with pytest.raises(UserError, match="different versions of 01_responses"):
         runs.Stage("04_train", Responses(run_dir="outputs/r"))
+
+
+def test_a_stage_of_another_verifier_is_refused(outputs) -> None:
+    finished(outputs / "r", "01_responses", inputs={"verifier": "another"})
+    with pytest.raises(UserError, match="different versions of verifier"):
+        runs.Stage("03_vocab_mapping", Responses(run_dir="outputs/r"))
+
+
+def test_serving_refuses_a_checkpoint_that_training_did_not_make(outputs) -> None:
+    mark = {"verifier": verifier.fingerprint(verifier.EMBEDDED)}
+    finished(outputs / "r", "01_responses", mark="o", inputs=mark)
+    finished(outputs / "r", "04_train", inputs=mark | {"01_responses": "o"})
+    finished(outputs / "r", "05_checkpoint", inputs=mark | {"draft": "x"})
+    with pytest.raises(UserError, match="was not made from this run's 04_train"):
+        runs.Stage("07_serve", Responses(run_dir="outputs/r"))
+
+
+def test_comparing_is_done_again_when_a_run_was(outputs) -> None:
+    before = runs.inputs("08_compare_runs", CompareRuns(), outputs / "r")
+    finished(outputs / "r", "07_serve")
+    after = runs.inputs("08_compare_runs", CompareRuns(), outputs / "r")
+    assert before != after
+    assert list(after) == ["run r"]
 
 
 def test_artifacts_are_described_by_content(outputs, tmp_path) -> None:
@@ -111,6 +147,11 @@ def test_a_failed_check_stops_the_notebook_and_is_written(outputs, capsys) -> No
         stage.finish({"answer": "x"})
     assert json.loads((stage.dir / "checks.json").read_text()) == {"good": True, "bad": False}
     assert "FAIL  bad  (2 of 3)" in capsys.readouterr().out
+    signed = runs.read_manifest(stage.dir)
+    assert signed is not None
+    assert signed.status == "failed"
+    stage.check("bad", True)  # the cell was corrected and run again
+    stage.finish({"answer": "x"})
 
 
 def test_by_hand_a_finished_notebook_signs_and_swaps(outputs) -> None:
@@ -126,7 +167,7 @@ def test_a_running_manifest_without_its_process_is_shown_as_killed(outputs) -> N
     manifest = runs.read_manifest(folder)
     assert manifest is not None
     assert manifest.shown_status == "running"
-    manifest.pid = 2**22 + 1
+    manifest.pid_created -= 1000  # the pid was given to another process since
     assert manifest.shown_status == "killed"
 
 

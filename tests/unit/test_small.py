@@ -88,6 +88,10 @@ def test_bad_verifiers_are_named(tiny_verifier, tmp_path) -> None:
 
     with pytest.raises(UserError, match="not found"):
         verifier.resolve(str(tmp_path / "nowhere"))
+    for damaged, says in (("{", "not JSON"), ("{}", "keys are missing")):
+        (tmp_path / "config.json").write_text(damaged)
+        with pytest.raises(UserError, match=says):
+            verifier.resolve(str(tmp_path))
     folder = tmp_path / "headless"
     shutil.copytree(tiny_verifier, folder)
     tensors = load_file(folder / "model.safetensors")
@@ -109,12 +113,18 @@ def test_a_verifier_without_chat_template_is_refused(tiny_verifier, tmp_path) ->
         verifier.load_tokenizer(verifier.resolve(str(folder)))
 
 
-def test_the_embedded_verifier_is_made_once_and_repaired(outputs, monkeypatch) -> None:
+def test_the_embedded_verifier_is_made_once_and_repaired(tmp_path, monkeypatch) -> None:
     first = verifier.resolve(verifier.EMBEDDED)
     assert (first.hidden_size, first.num_layers, first.vocab_size, first.tied) == (576, 30, 49152, True)
     stamp = (first.path / "materialised.json").stat().st_mtime_ns
     assert verifier.resolve(verifier.EMBEDDED).path == first.path
     assert (first.path / "materialised.json").stat().st_mtime_ns == stamp
+    monkeypatch.setenv("EAGLEBOOK_MODELS", str(tmp_path))
+    copy = tmp_path / first.path.name
+    shutil.copytree(first.path, copy)
+    (copy / "config.json").write_text("{}")  # damaged: written again from the package
+    assert verifier.resolve(verifier.EMBEDDED).hidden_size == 576
+    assert (copy / "model.safetensors").read_bytes() == (first.path / "model.safetensors").read_bytes()
 
 
 def test_the_plan_knows_the_drafts_size_exactly() -> None:

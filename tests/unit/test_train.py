@@ -104,9 +104,7 @@ def test_a_stopped_training_says_so_and_the_next_one_goes_on(job, tmp_path) -> N
     file, metrics = tmp_path / "train.yaml", tmp_path / "metrics.jsonl"
     file.write_text(yaml.safe_dump(config(tmp_path / "checkpoints", longer)))
     argv = [sys.executable, "-m", "eaglebook.train_worker", str(file), "--metrics", str(metrics), "--threads", "1"]
-    process = subprocess.Popen(
-        guard.command(argv), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    process = guard.start(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while len(train.read(metrics).epochs) < 2:
         assert process.poll() is None
@@ -116,10 +114,15 @@ def test_a_stopped_training_says_so_and_the_next_one_goes_on(job, tmp_path) -> N
     assert process.wait(60) != 0, "a stopped training must not look like a finished one"
     done = len(train.read(metrics).epochs)
     assert done < 200
-    file.write_text(yaml.safe_dump(config(tmp_path / "checkpoints", params.model_copy(update={"epochs": done + 1}))))
-    assert subprocess.run(guard.command(argv), timeout=200, capture_output=True).returncode == 0
+    # worse than a signal: the last epoch saved but not validated, and one cut while it was written
+    lines = metrics.read_text().splitlines()
+    last = max(number for number, line in enumerate(lines) if '"val"' in line)
+    metrics.write_text("\n".join(lines[:last]) + "\n")
+    (tmp_path / "checkpoints" / str(done)).mkdir(exist_ok=True)
+    shorter = params.model_copy(update={"epochs": done + 1, "warm_start": False})
+    curves = train.run(config(tmp_path / "checkpoints", shorter), tmp_path, shorter)
     assert not (tmp_path / "checkpoints" / "interrupted").exists()
-    assert len(train.read(metrics).epochs) == done + 1
+    assert [e["epoch"] for e in curves.epochs] == list(range(done + 1))
 
 
 @pytest.mark.timeout(200)
@@ -130,6 +133,34 @@ def test_a_missing_hidden_state_stops_the_training(job, tmp_path) -> None:
     changed["train"]["backend"]["hidden_states_path"] = str(tmp_path / "empty")
     with pytest.raises(UserError, match="Failed to load hidden states"):
         train.run(changed, tmp_path, params)
+
+
+def test_what_a_pack_cuts_off_is_counted_and_nothing_left_is_refused() -> None:
+    rows = conversations(4, 1)  # 31 tokens, the first 6 a prompt
+    assert train.clipped(rows, 30) == (0, 0)
+    assert train.clipped(rows, 20) == (4, 40)
+    with pytest.raises(UserError, match="no supervised token within pack_tokens"):
+        train.clipped(rows, 5)
+
+
+def test_the_warm_start_copies_the_verifiers_last_layer(job, tmp_path) -> None:
+    from eaglebook import warm_start
+    from speculators.models.eagle3 import Eagle3DraftModel
+    from speculators.train.cli import create_transformer_layer_config
+
+    _, _, found, _, folder = job
+    d2t, t2d = vocab.load(folder)
+    draft = Eagle3DraftModel.from_training_args(
+        create_transformer_layer_config(str(found.path), 1, "llama", "silu", 2048, [0]),
+        t2d=torch.from_numpy(t2d), d2t=torch.from_numpy(d2t), draft_vocab_size=100, norm_before_residual=False,
+        verifier_name_or_path=str(found.path), ttt_steps=3, target_layer_ids=IDS, draft_attn_impl="sdpa",
+    )  # fmt: skip
+    assert warm_start.from_verifier(draft, found) == 11
+    last = verifier.load_model(found, dtype="float32").model.layers[-1]
+    assert torch.equal(draft.layers[0].self_attn.v_proj.weight[:, 64:], last.self_attn.v_proj.weight)
+    assert torch.equal(draft.layers[0].mlp.down_proj.weight, last.mlp.down_proj.weight)
+    assert torch.equal(draft.fc.weight[:, -64:], torch.eye(64))
+    assert not draft.fc.weight[:, :-64].any()
 
 
 def test_the_split_needs_both_sides_in_order(tmp_path) -> None:

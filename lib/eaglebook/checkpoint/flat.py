@@ -28,6 +28,34 @@ class Export:
     config: dict[str, Any]
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config of a draft's folder. Raises UserError when there is none, or it is not JSON."""
+    file = folder / "config.json"
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{show(folder)}: no readable config.json",
+            expected="a draft's folder",
+            found=f"{type(error).__name__}: {error}" if file.exists() else "nothing there",
+            fix="correct `draft` in the params file",
+        ) from None
+
+
+def aux_ids(config: dict[str, Any], where: str = "config.json") -> list[int]:
+    """The aux hidden state layer ids of a draft's config, at the top level or in ``eagle_config``."""
+    key = "eagle_aux_hidden_state_layer_ids"
+    ids = config.get(key) or (config.get("eagle_config") or {}).get(key)
+    if not ids:
+        raise UserError(
+            f"{where}: no aux hidden state layer ids",
+            expected=f"{key}, at the top level",
+            found="neither there nor in eagle_config: every reader would take its own default",
+            fix="write in the ids the draft was trained with",
+        )
+    return list(ids)
+
+
 def flat_config(nested: dict[str, Any], where: str = "config.json") -> dict[str, Any]:
     """The flat config of a speculators EAGLE-3 config.
 
@@ -94,7 +122,7 @@ def export(source: Path, target: Path) -> Export:
     ``layers.0.`` becomes ``midlayer.`` (the original EAGLE-3 name, loaded by vLLM and SGLang alike) for one-layer
     drafts. All tensors are kept, ``t2d`` too, so the step can be undone.
     """
-    config = flat_config(json.loads((source / "config.json").read_text()), show(source / "config.json"))
+    config = flat_config(read_config(source), show(source / "config.json"))
     tensors = headers.read_folder(source)
     one_layer = config["num_hidden_layers"] == 1
     renamed = {

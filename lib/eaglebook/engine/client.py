@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
 from eaglebook.engine.server import Server, check_alive
+from eaglebook.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,6 @@ def complete(
     max_tokens: int,
     concurrency: int,
     on_completion: Callable[[Completion], None] | None = None,
-    timeout_s: float = 600,
 ) -> tuple[list[Completion], float]:
     """Greedy completions of ``prompts`` (lists of token ids), at most ``concurrency`` in flight.
 
@@ -45,10 +47,17 @@ def complete(
                 "prompt": list(prompts[index]),
                 "max_tokens": max_tokens,
                 "temperature": 0,
+                "repetition_penalty": 1.0,  # the model's own generation_config must not change what greedy means
                 "return_token_ids": True,
             }
             answer = await client.post(f"{server.url}/v1/completions", json=body)
-            answer.raise_for_status()
+            if answer.status_code != 200:
+                raise UserError(
+                    f"vLLM refused a prompt of {len(prompts[index])} tokens",
+                    expected="status 200",
+                    found=f"{answer.status_code}: {answer.text[:300]}",
+                    fix="check max_prompt_tokens and max_new_tokens against the model's length",
+                )
             choice = answer.json()["choices"][0]
             done = Completion(index, choice["token_ids"], choice["finish_reason"], time.monotonic() - began)
             if on_completion:
@@ -56,9 +65,10 @@ def complete(
             return done
 
     async def run() -> list[Completion]:
+        wait = httpx.Timeout(None, connect=60)  # a long answer may take long; a dead server closes the connection
         gate = asyncio.Semaphore(concurrency)
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-        async with httpx.AsyncClient(timeout=timeout_s, limits=limits, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=wait, limits=limits, trust_env=False) as client:
             tasks = [asyncio.ensure_future(one(client, gate, i)) for i in range(len(prompts))]
             try:
                 return await asyncio.gather(*tasks)
@@ -75,9 +85,18 @@ def complete(
     return done, time.monotonic() - began
 
 
-def _run(main: Callable) -> list[Completion]:
-    """Run a coroutine also where a loop is already running, as in a Jupyter kernel: in a thread of its own."""
-    from concurrent.futures import ThreadPoolExecutor
+def _run(main: Callable[[], Coroutine[Any, Any, list[Completion]]]) -> list[Completion]:
+    """Run a coroutine also where a loop is already running, as in a Jupyter kernel: on a loop in a thread of its own.
 
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: asyncio.run(main())).result()
+    An interrupt of the caller cancels it.
+    """
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    future = asyncio.run_coroutine_threadsafe(main(), loop)
+    try:
+        return future.result()
+    finally:
+        future.cancel()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)

@@ -63,6 +63,7 @@ def climb(
     aux_ids: Sequence[int],
     dtype: str = "bfloat16",
     max_model_len: int = 256,
+    trust_remote_code: bool = False,
     timeout_s: float = 300,
 ) -> Iterator[Verdict]:
     """Verdicts in order; ends after the first failure. Each rung is a process of its own."""
@@ -74,6 +75,7 @@ def climb(
             "dtype": dtype,
             "num_speculative_tokens": num_speculative_tokens,
             "max_model_len": max_model_len,
+            "trust_remote_code": trust_remote_code,
             "aux_ids": list(aux_ids),
             "layers": max(_DUMMY_LAYERS, len(aux_ids) + 1),
         }
@@ -85,21 +87,14 @@ def climb(
 
 def _ask(rung: Rung, ask: dict[str, object], timeout_s: float) -> Verdict:
     began = time.monotonic()
-    argv = guard.command([python(), str(Path(__file__).with_name("rungs.py")), json.dumps(ask)])
-    process = subprocess.Popen(
-        argv,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+    argv = [python(), str(Path(__file__).with_name("rungs.py")), json.dumps(ask)]
+    process = guard.start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        process.terminate()
-        process.communicate()
         return Verdict(rung, False, timeout_s, timeout_s, f"no answer within {timeout_s:g} s")
+    finally:
+        guard.stop(process)
     wall = time.monotonic() - began
     try:
         answer = json.loads(out.strip().splitlines()[-1])

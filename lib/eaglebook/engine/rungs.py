@@ -63,6 +63,7 @@ def rung_5(ask: dict[str, Any]) -> str:
 
     llm: Any = LLM(
         model=ask["verifier"],
+        trust_remote_code=ask["trust_remote_code"],
         skip_tokenizer_init=True,
         load_format="dummy",
         hf_overrides=_cut(ask["layers"], ask["aux_ids"]),
@@ -93,6 +94,7 @@ def _engine_config(ask: dict[str, Any]) -> Any:
 
     return EngineArgs(
         model=ask["verifier"],
+        trust_remote_code=ask["trust_remote_code"],
         skip_tokenizer_init=True,
         load_format="dummy",
         dtype=ask["dtype"],

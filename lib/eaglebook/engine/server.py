@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 
 from eaglebook import guard, machine, paths
 from eaglebook.errors import UserError
+
+_STARTED: list[psutil.Process] = []  # what servers of this process consisted of when they were stopped
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ def python() -> str:
 def free_port(wanted: int = 0) -> int:
     """``wanted`` if it is free (0: any free port). Raises UserError when it is taken."""
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does: TIME_WAIT is not "taken"
         try:
             probe.bind(("127.0.0.1", wanted))
         except OSError as error:
@@ -61,6 +64,7 @@ def command(
     kv_cache_bytes: int,
     dtype: str = "bfloat16",
     eager: bool = True,
+    trust_remote_code: bool = False,
     draft: Path | None = None,
     num_speculative_tokens: int = 0,
     extra_args: tuple[str, ...] = (),
@@ -94,6 +98,7 @@ def command(
         "--disable-uvicorn-access-log",
     ]
     argv += ["--enforce-eager"] if eager else []
+    argv += ["--trust-remote-code"] if trust_remote_code else []
     if draft is not None:
         config = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": num_speculative_tokens}
         argv += ["--speculative-config", json.dumps(config)]
@@ -115,14 +120,8 @@ def serve(
     scratch = tempfile.TemporaryDirectory(prefix="eaglebook-")  # vLLM's sockets and rendezvous files
     with log.open("wb") as stream:
         argv = command(model, port=port, **options)  # type: ignore[arg-type]
-        process = subprocess.Popen(
-            guard.command(argv),
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env=os.environ | {"TMPDIR": scratch.name},
-        )
+        environment = os.environ | {"TMPDIR": scratch.name}
+        process = guard.start(argv, env=environment, stdout=stream, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"
     try:
         while not _healthy(url):
@@ -141,20 +140,21 @@ def serve(
             time.sleep(0.2)
         yield Server(url, "verifier", process.pid, log, time.monotonic() - began)
     finally:
-        stop(process)
+        _STARTED.extend(_tree(process.pid))
+        guard.stop(process)
         scratch.cleanup()
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End the guard and everything below it, and wait for it."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            guard.end_tree(process.pid, grace_s=0)
-            process.kill()
-            process.wait()
+def leftovers() -> list[int]:
+    """Pids of processes of ended servers that still run: there must be none."""
+    return [p.pid for p in _STARTED if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def check_alive(server: Server) -> None:
