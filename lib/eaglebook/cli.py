@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from eaglebook import execute, paths, report, runs
+from eaglebook import execute, manifests, paths, report, runs
 from eaglebook.errors import UserError
 from eaglebook.params import STAGES, load
 
@@ -89,7 +89,7 @@ def status(run_dir: Annotated[str, typer.Argument(help="A run's directory. Defau
             table.add_column(column, overflow="fold")
         for stem in STAGES:
             for folder in (runs.stage_dir(directory, stem), runs.next_dir(directory, stem)):
-                manifest = runs.read_manifest(folder)
+                manifest = manifests.read(folder)
                 if manifest:
                     attempt = " (last attempt)" if folder.name.endswith(".next") else ""
                     table.add_row(
@@ -107,7 +107,7 @@ def report_(run_dir: Annotated[str, typer.Argument(help="A run's directory. Defa
     for directory in [paths.resolve(run_dir)] if run_dir else runs.run_dirs():
         for stem in STAGES:
             for folder in (runs.stage_dir(directory, stem), runs.next_dir(directory, stem)):
-                manifest = runs.read_manifest(folder)
+                manifest = manifests.read(folder)
                 if manifest and (folder / "notebook.ipynb").exists():
                     report.write_stage_report(folder, manifest)
     out.print(paths.show(report.write_index(paths.outputs())))
@@ -158,7 +158,7 @@ def _stems(stage: list[str] | None, to: str) -> list[str]:
 
 def _summary(directory: Path) -> None:
     """The demo's last lines: acceptance and speed, from 07's own metrics."""
-    manifest = runs.read_manifest(runs.stage_dir(directory, "07_serve"))
+    manifest = manifests.read(runs.stage_dir(directory, "07_serve"))
     if manifest is None:
         return
     metrics = manifest.metrics

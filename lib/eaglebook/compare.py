@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eaglebook import paths, runs
+from eaglebook import manifests, paths, runs
 from eaglebook.errors import UserError
+from eaglebook.manifests import Manifest
 from eaglebook.params import STAGES
-from eaglebook.runs import Manifest
 
 _NOT_A_SETTING = {"preset", "run_dir"}
 
@@ -55,16 +55,14 @@ def collect(names: Sequence[str] = ()) -> list[Served]:
     folders = [paths.outputs() / name for name in names] or runs.run_dirs()
     found = []
     for folder in folders:
-        manifests = {
-            s: m for s in STAGES if (m := runs.read_manifest(runs.stage_dir(folder, s))) and m.status == "succeeded"
-        }
-        if "07_serve" in manifests:
-            found.append(Served(folder.name, manifests))
+        done = {s: m for s in STAGES if (m := manifests.read(runs.stage_dir(folder, s))) and m.status == "succeeded"}
+        if "07_serve" in done:
+            found.append(Served(folder.name, done))
         elif names:
             raise UserError(
                 f"run {folder.name!r} has no finished 07_serve",
                 expected="a run that was served",
-                found=", ".join(manifests) or "nothing",
+                found=", ".join(done) or "nothing",
                 fix=f"eaglebook run --run-dir outputs/{folder.name}",
             )
     if not found:

@@ -22,10 +22,10 @@ from types import FrameType
 import nbformat
 import psutil
 
-from eaglebook import guard, machine, paths, report, runs
+from eaglebook import guard, machine, manifests, paths, report, runs
 from eaglebook.errors import UserError
+from eaglebook.manifests import Manifest, Status
 from eaglebook.params import Notebook
-from eaglebook.runs import Manifest, Status
 
 _PAPERMILLS = {"injected-parameters", "papermill-error-cell-tag"}  # cells that the notebook as written does not have
 _TOKEN = "EAGLEBOOK_TOKEN"
@@ -53,11 +53,11 @@ def run_stage(
     runs.repair(run_dir, stem)
     found = runs.inputs(stem, params, run_dir)
     mark = runs.fingerprint(stem, params, found)
-    good = runs.read_manifest(runs.stage_dir(run_dir, stem))
+    good = manifests.read(runs.stage_dir(run_dir, stem))
     if good and good.status == "succeeded" and good.fingerprint == mark and not force:
         return good
     folder = runs.next_dir(run_dir, stem)
-    before = runs.read_manifest(folder)
+    before = manifests.read(folder)
     if before is not None:
         if before.alive:
             raise UserError(
@@ -70,10 +70,10 @@ def run_stage(
     resumes = runs.prepare(folder, mark, keep=not force)
     if resumes:
         say(f"  goes on from the artifacts of an unfinished attempt in {paths.show(folder)}")
-    manifest = runs.new_manifest(stem, run_dir.name, params, found, mark)
+    manifest = manifests.new(stem, run_dir.name, params, found, mark)
     manifest.token, manifest.machine = secrets.token_hex(8), machine.card()
-    runs.write_params(folder, params)
-    runs.write_manifest(folder, manifest)
+    manifests.write_params(folder, params)
+    manifests.write(folder, manifest)
     began = time.time()
     interrupted: Interrupted | None = None
     with _signals_raise_once():
@@ -90,10 +90,10 @@ def run_stage(
             status, manifest.failing_cell, manifest.error = _diagnose(folder, manifest.exit_code or 0)
         if status == "succeeded" and not (folder / "metrics.json").is_file():
             status, manifest.error = "failed", "the notebook ended without run.finish(...)"
-        runs.close_manifest(manifest, folder, status, began)
+        manifests.close(manifest, folder, status, began)
         _scrub_notebook(folder / "notebook.ipynb")
         report.write_stage_report(folder, manifest)
-        runs.write_manifest(folder, manifest)
+        manifests.write(folder, manifest)
         if status == "succeeded":
             runs.swap_in(run_dir, stem)
     if interrupted:
@@ -213,4 +213,4 @@ def _scrub_notebook(file: Path) -> None:
         text = file.read_text(encoding="utf-8")
         with contextlib.suppress(ValueError):
             json.loads(text)
-            runs.write_atomically(file, paths.scrub(text))
+            manifests.write_atomically(file, paths.scrub(text))

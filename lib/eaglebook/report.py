@@ -4,36 +4,14 @@ from __future__ import annotations
 
 import html
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import nbformat
 
-from eaglebook import paths
+from eaglebook import manifests, paths
+from eaglebook.manifests import Manifest
 
-if TYPE_CHECKING:
-    from eaglebook.runs import Manifest
-
-_STYLE = """
-:root { --ink:#1f2328; --soft:#59636e; --line:#d1d9e0; --paper:#fff; --wash:#f6f8fa; --good:#1a7f37; --bad:#cf222e; --link:#0969da; }
-@media (prefers-color-scheme: dark) { :root { --ink:#e6edf3; --soft:#9198a1; --line:#3d444d; --paper:#0d1117; --wash:#151b23; --good:#3fb950; --bad:#f85149; --link:#58a6ff; }
-  main img { background:#fff; border-radius:4px; } }
-* { box-sizing: border-box; }
-body { margin:0; background:var(--paper); color:var(--ink); font:16px/1.55 system-ui,-apple-system,"Segoe UI",sans-serif; }
-main { max-width: 58rem; margin: 0 auto; padding: 1.5rem 1rem 4rem; }
-h1 { font-size:1.7rem; line-height:1.25; } h2 { font-size:1.25rem; margin-top:2.2rem; border-top:1px solid var(--line); padding-top:1.2rem; }
-a { color:var(--link); } img { max-width:100%; height:auto; display:block; margin:.8rem 0; }
-table { border-collapse:collapse; margin:.8rem 0; font-size:.92rem; display:block; overflow-x:auto; }
-th,td { padding:.3rem .7rem; border-bottom:1px solid var(--line); text-align:left; vertical-align:top; } th { color:var(--soft); font-weight:600; }
-td.number, th.number { text-align:right; white-space:nowrap; font-variant-numeric:tabular-nums; }
-pre { background:var(--wash); border:1px solid var(--line); border-radius:6px; padding:.6rem .8rem; overflow-x:auto; font:.82rem/1.45 ui-monospace,Menlo,Consolas,monospace; }
-code { font-family:ui-monospace,Menlo,Consolas,monospace; font-size:.88em; background:var(--wash); padding:.1em .3em; border-radius:4px; } pre code { background:none; padding:0; font-size:inherit; }
-details.code { margin:.4rem 0; } details.code summary { cursor:pointer; color:var(--soft); font-size:.8rem; }
-.output pre { background:none; white-space:pre-wrap; } .output .error pre { border-color:var(--bad); color:var(--bad); }
-.card { border:1px solid var(--line); border-radius:8px; padding:.7rem 1rem; background:var(--wash); font-size:.9rem; display:grid; grid-template-columns:repeat(auto-fit,minmax(11rem,1fr)); gap:.4rem 1.2rem; }
-.card b { display:block; color:var(--soft); font-weight:600; font-size:.75rem; text-transform:uppercase; letter-spacing:.04em; }
-.succeeded { color:var(--good); font-weight:600; } .failed,.killed,.timed_out { color:var(--bad); font-weight:600; } .running { color:var(--link); font-weight:600; }
-.soft { color:var(--soft); }
-"""  # noqa: E501
+_STYLE = (paths.DATA / "report.css").read_text(encoding="utf-8")
 
 
 def write_stage_report(folder: Path, manifest: Manifest) -> Path:
@@ -71,7 +49,7 @@ def write_index(outputs: Path) -> Path:
         rows = []
         for stem in STAGES:
             for folder in (runs.stage_dir(run, stem), runs.next_dir(run, stem)):
-                manifest = runs.read_manifest(folder)
+                manifest = manifests.read(folder)
                 if manifest is None:
                     continue
                 link = f"{run.name}/{folder.name}/report.html"
@@ -89,7 +67,7 @@ def write_index(outputs: Path) -> Path:
     outputs.mkdir(parents=True, exist_ok=True)
     file = outputs / "index.html"
     body = "".join(sections) or "<p>No run yet: <code>make demo</code>.</p>"
-    runs.write_atomically(file, _page("EAGLE-3 workbook: runs", f"<h1>EAGLE-3 workbook: runs</h1>{body}"))
+    manifests.write_atomically(file, _page("EAGLE-3 workbook: runs", f"<h1>EAGLE-3 workbook: runs</h1>{body}"))
     return file
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from eaglebook import paths, runs
+from eaglebook import manifests, paths, runs
 from eaglebook.checkpoint import headers
 from eaglebook.params import STAGES
 
@@ -25,7 +25,7 @@ def folder(stem: str) -> Path:
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_stage_succeeded_and_left_its_files(stem: str) -> None:
-    manifest = runs.read_manifest(folder(stem))
+    manifest = manifests.read(folder(stem))
     assert manifest is not None
     assert (manifest.status, manifest.exit_code) == ("succeeded", 0)
     assert manifest.checks

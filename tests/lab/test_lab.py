@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import nbformat
 import pytest
-from eaglebook import paths, runs
+from eaglebook import manifests, paths, runs
 from eaglebook.engine.server import free_port
 from nbclient import NotebookClient
 
@@ -55,7 +55,7 @@ def test_run_all_works_from_the_notebooks_folder(outputs) -> None:
         notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(paths.NOTEBOOKS)}}
     )
     client.execute()
-    manifest = runs.read_manifest(outputs / "lab" / "00_preflight")
+    manifest = manifests.read(outputs / "lab" / "00_preflight")
     assert manifest is not None
     assert (manifest.status, manifest.written_by) == ("succeeded", "notebook")
     assert manifest.params["run_dir"] == ""

@@ -13,15 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import notebook
-from eaglebook import execute, paths, runs
+from eaglebook import execute, manifests, paths, runs
 from eaglebook.errors import UserError
 from eaglebook.params import Preflight, VocabMapping
 
 STEM = "00_preflight"
 PARAMETERS = 'preset: str = "smollm2"\nrun_dir: str = ""'
 GOOD = (
-    "from eaglebook import runs\nfrom eaglebook.params import Preflight\n"
-    "p = Preflight.from_namespace(globals())\nrun = runs.Stage('00_preflight', p)\n"
+    "from eaglebook.params import Preflight\nfrom eaglebook.stage import Stage\n"
+    "p = Preflight.from_namespace(globals())\nrun = Stage('00_preflight', p)\n"
     "(run.artifacts / 'a.txt').write_text(str(p.epochs))\nrun.finish({'answer': 'yes', 'epochs': p.epochs})"
 )
 
@@ -32,7 +32,7 @@ def stage(outputs, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "NOTEBOOKS", tmp_path / "notebooks")
     (tmp_path / "notebooks").mkdir()
 
-    def run(*cells: str, params: Preflight | None = None, force: bool = False) -> runs.Manifest:
+    def run(*cells: str, params: Preflight | None = None, force: bool = False) -> manifests.Manifest:
         (tmp_path / "notebooks" / f"{STEM}.ipynb").write_text(notebook(PARAMETERS, *cells))
         return execute.run_stage(STEM, params or Preflight(run_dir="outputs/r"), outputs / "r", force=force)
 
@@ -40,7 +40,7 @@ def stage(outputs, tmp_path, monkeypatch):
     return run
 
 
-def nothing_left(manifest: runs.Manifest) -> bool:
+def nothing_left(manifest: manifests.Manifest) -> bool:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get("EAGLEBOOK_TOKEN") == manifest.token and process.status() != psutil.STATUS_ZOMBIE:
@@ -56,7 +56,7 @@ def test_success_is_recorded_skipped_and_reproducible_with_stock_papermill(stage
         "notebook.ipynb", "report.html", "manifest.json", "params.yaml", "metrics.json", "log.txt", "artifacts", "figures",
     }  # fmt: skip
     assert [a.path for a in manifest.artifacts] == ["a.txt"]
-    assert runs.read_manifest(folder) == manifest
+    assert manifests.read(folder) == manifest
     again = stage(GOOD)
     assert again.ended == manifest.ended, "an unchanged stage is skipped"
     assert stage(GOOD, force=True).started >= manifest.ended
@@ -66,7 +66,7 @@ def test_success_is_recorded_skipped_and_reproducible_with_stock_papermill(stage
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    by_hand = runs.read_manifest(outputs / "lab" / STEM)
+    by_hand = manifests.read(outputs / "lab" / STEM)
     assert by_hand is not None
     assert by_hand.metrics == manifest.metrics
     assert by_hand.output_fingerprint == manifest.output_fingerprint
@@ -77,7 +77,7 @@ def test_a_failing_cell_is_named_and_the_last_success_is_kept(stage) -> None:
     failed = stage("x = 1", "raise ValueError('broken here')")
     assert (failed.status, failed.error) == ("failed", "ValueError: broken here")
     assert failed.failing_cell == "cell 2"
-    assert runs.read_manifest(stage.dir / STEM) == good
+    assert manifests.read(stage.dir / STEM) == good
     report = (stage.dir / f"{STEM}.next" / "report.html").read_text()
     assert "broken here" in report
     assert nothing_left(failed)
@@ -154,8 +154,8 @@ def test_force_does_not_go_on_from_an_unfinished_attempt(stage) -> None:
 
 
 LONG = (
-    "import subprocess, time\nfrom eaglebook import runs\nfrom eaglebook.params import Preflight\n"
-    "run = runs.Stage('00_preflight', Preflight.from_namespace(globals()))\n"
+    "import subprocess, time\nfrom eaglebook.params import Preflight\nfrom eaglebook.stage import Stage\n"
+    "run = Stage('00_preflight', Preflight.from_namespace(globals()))\n"
     "half = run.artifacts / 'half'\nwas_there = half.exists()\nhalf.write_text('x')\n"
     "child = subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
     "(run.dir / 'child').write_text(str(child.pid))\n"
@@ -173,7 +173,7 @@ def test_stopped_at_any_moment_nothing_runs_on_and_a_rerun_resumes(stage, output
     child = psutil.Process(int(marker.read_text()))
     runner.send_signal(signum)
     code = runner.wait(60)
-    killed = runs.read_manifest(stage.dir / f"{STEM}.next")
+    killed = manifests.read(stage.dir / f"{STEM}.next")
     assert killed is not None
     assert killed.shown_status == "killed"
     if signum != signal.SIGKILL:

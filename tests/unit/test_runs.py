@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from eaglebook import paths, runs, verifier
+from eaglebook import manifests, paths, runs, verifier
 from eaglebook.errors import UserError
 from eaglebook.params import CompareRuns, Responses, VocabMapping
+from eaglebook.stage import Stage
 
 
 def finished(
@@ -16,9 +17,9 @@ def finished(
 ) -> Path:
     folder = run_dir / stem
     (folder / "artifacts").mkdir(parents=True)
-    manifest = runs.new_manifest(stem, run_dir.name, Responses(), inputs or {}, "fp")
+    manifest = manifests.new(stem, run_dir.name, Responses(), inputs or {}, "fp")
     manifest.status, manifest.output_fingerprint = status, mark  # type: ignore[assignment]
-    runs.write_manifest(folder, manifest)
+    manifests.write(folder, manifest)
     return folder
 
 
@@ -102,13 +103,13 @@ def test_stages_made_from_different_data_are_not_mixed(outputs, monkeypatch) -> 
     finished(run, "02_hidden_states", inputs={"01_responses": "old", "verifier": verifier_mark})
     finished(run, "03_vocab_mapping", inputs={"01_responses": "new", "verifier": verifier_mark})
     with pytest.raises(UserError, match="different versions of 01_responses"):
-        runs.Stage("04_train", Responses(run_dir="outputs/r"))
+        Stage("04_train", Responses(run_dir="outputs/r"))
 
 
 def test_a_stage_of_another_verifier_is_refused(outputs) -> None:
     finished(outputs / "r", "01_responses", inputs={"verifier": "another"})
     with pytest.raises(UserError, match="different versions of verifier"):
-        runs.Stage("03_vocab_mapping", Responses(run_dir="outputs/r"))
+        Stage("03_vocab_mapping", Responses(run_dir="outputs/r"))
 
 
 def test_serving_refuses_a_checkpoint_that_training_did_not_make(outputs) -> None:
@@ -117,7 +118,7 @@ def test_serving_refuses_a_checkpoint_that_training_did_not_make(outputs) -> Non
     finished(outputs / "r", "04_train", inputs=mark | {"01_responses": "o"})
     finished(outputs / "r", "05_checkpoint", inputs=mark | {"draft": "x"})
     with pytest.raises(UserError, match="was not made from this run's 04_train"):
-        runs.Stage("07_serve", Responses(run_dir="outputs/r"))
+        Stage("07_serve", Responses(run_dir="outputs/r"))
 
 
 def test_comparing_is_done_again_when_a_run_was(outputs) -> None:
@@ -133,21 +134,21 @@ def test_artifacts_are_described_by_content(outputs, tmp_path) -> None:
     folder.mkdir(parents=True)
     (folder / "a").write_text("1")
     (tmp_path / "artifacts" / "one.json").write_text("{}")
-    before = runs.describe_artifacts(tmp_path)
+    before = manifests.describe_artifacts(tmp_path)
     assert {(a.path, a.files, a.bytes) for a in before} == {("many/", 1, 1), ("one.json", 1, 2)}
     (folder / "a").write_text("2")
-    assert runs.output_fingerprint(runs.describe_artifacts(tmp_path)) != runs.output_fingerprint(before)
+    assert manifests.output_fingerprint(manifests.describe_artifacts(tmp_path)) != manifests.output_fingerprint(before)
 
 
 def test_a_failed_check_stops_the_notebook_and_is_written(outputs, capsys) -> None:
-    stage = runs.Stage("00_preflight", Responses())
+    stage = Stage("00_preflight", Responses())
     stage.check("good", True)
     stage.check("bad", False, "2 of 3")
     with pytest.raises(UserError, match="1 of 2 checks failed"):
         stage.finish({"answer": "x"})
     assert json.loads((stage.dir / "checks.json").read_text()) == {"good": True, "bad": False}
     assert "FAIL  bad  (2 of 3)" in capsys.readouterr().out
-    signed = runs.read_manifest(stage.dir)
+    signed = manifests.read(stage.dir)
     assert signed is not None
     assert signed.status == "failed"
     stage.check("bad", True)  # the cell was corrected and run again
@@ -155,16 +156,16 @@ def test_a_failed_check_stops_the_notebook_and_is_written(outputs, capsys) -> No
 
 
 def test_by_hand_a_finished_notebook_signs_and_swaps(outputs) -> None:
-    stage = runs.Stage("00_preflight", Responses())
+    stage = Stage("00_preflight", Responses())
     stage.finish({"answer": "x"})
-    manifest = runs.read_manifest(outputs / "lab" / "00_preflight")
+    manifest = manifests.read(outputs / "lab" / "00_preflight")
     assert manifest is not None
     assert (manifest.status, manifest.written_by, manifest.metrics) == ("succeeded", "notebook", {"answer": "x"})
 
 
 def test_a_running_manifest_without_its_process_is_shown_as_killed(outputs) -> None:
     folder = finished(outputs / "r", "01_responses", status="running")
-    manifest = runs.read_manifest(folder)
+    manifest = manifests.read(folder)
     assert manifest is not None
     assert manifest.shown_status == "running"
     manifest.pid_created -= 1000  # the pid was given to another process since

@@ -9,7 +9,7 @@ import shutil
 import nbformat
 import pytest
 import torch
-from eaglebook import machine, parity, plan, progress, report, runs, verifier
+from eaglebook import machine, manifests, parity, plan, progress, report, verifier
 from eaglebook.acceptance import Acceptance
 from eaglebook.engine import counters
 from eaglebook.errors import UserError
@@ -160,7 +160,7 @@ def test_a_report_needs_nothing_from_elsewhere(outputs, tmp_path) -> None:
         ),
     ]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "notebook.ipynb")
-    manifest = runs.new_manifest("00_preflight", "r", Preflight(), {}, "fp")
+    manifest = manifests.new("00_preflight", "r", Preflight(), {}, "fp")
     manifest.error = "<script>alert(1)</script>"
     page = report.write_stage_report(folder, manifest).read_text()
     assert not re.findall(r'(?:src|href)="https?:', page)
@@ -170,7 +170,7 @@ def test_a_report_needs_nothing_from_elsewhere(outputs, tmp_path) -> None:
     assert "&lt;b&gt;" in page
     assert "&lt;v&gt;" in page
     assert str(tmp_path) not in page
-    runs.write_manifest(folder, manifest)
+    manifests.write(folder, manifest)
     index = report.write_index(outputs).read_text()
     assert 'href="r/00_preflight/report.html"' in index
 
