@@ -33,7 +33,7 @@ class Progress:
         parts = [f"{self.what} {self.done}/{self.total} {self.unit}".rstrip()]
         if self.tokens:
             parts.append(f"{self.tokens / max(seconds, 1e-9):,.0f} tokens/s")
-        if seconds > 10 and self._start < self.done < self.total:
+        if self._start + 8 <= self.done < self.total:
             parts.append(f"{seconds / (self.done - self._start) * (self.total - self.done):.0f} s left")
         return " · ".join([*parts, note] if note else parts)
 
