@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 
 import pytest
 from eaglebook import paths
+
+# These read a finished run: ``EAGLEBOOK_DEMO=smoke pytest tests/demo``. Without one there is nothing to collect.
+collect_ignore = [] if os.environ.get("EAGLEBOOK_DEMO") else ["demo"]
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<s>{{ m['role'] }} {{ m['content'] }}</s>{% endfor %}"
@@ -59,20 +62,3 @@ def tiny_verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder)
     return folder
-
-
-def notebook(*cells: str, tags: tuple[str, ...] = ()) -> str:
-    """The JSON of a notebook of code cells; the first is its parameters cell."""
-    made = [
-        {
-            "cell_type": "code",
-            "id": f"c{number}",
-            "metadata": {"tags": ["parameters"]} if number == 0 else {},
-            "source": source,
-            "outputs": [],
-            "execution_count": None,
-        }
-        for number, source in enumerate(cells)
-    ]
-    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
-    return json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5})

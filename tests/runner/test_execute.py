@@ -12,10 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import notebook
 from eaglebook import execute, manifests, paths, runs
 from eaglebook.errors import UserError
 from eaglebook.params import Preflight, VocabMapping
+from fixture_notebook import notebook
 
 STEM = "00_preflight"
 PARAMETERS = 'preset: str = "smollm2"\nrun_dir: str = ""'
