@@ -46,12 +46,8 @@ def scrub(text: str) -> str:
     """Text without this machine's paths, host name and user name (reports and manifests are shared)."""
     import sys
 
-    for base, name in (
-        (str(outputs()), "outputs"),
-        (str(ROOT), "."),
-        (sys.prefix, "<env>"),
-        (sys.base_prefix, "<python>"),
-    ):
+    known = {str(outputs()): "outputs", str(ROOT): ".", sys.prefix: "<env>", sys.base_prefix: "<python>"}
+    for base, name in sorted(known.items(), key=lambda item: -len(item[0])):  # the innermost folder first
         text = text.replace(base, name)
     if len(str(Path.home())) > 1:
         text = text.replace(str(Path.home()), "~")
