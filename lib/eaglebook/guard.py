@@ -43,11 +43,15 @@ def stop(process: subprocess.Popen[Any], signum: signal.Signals = signal.SIGTERM
 
 def end_tree(pid: int, grace_s: float = 10.0) -> list[int]:
     """Terminate, then kill, every descendant of ``pid``, not itself. Returns the pids that had to be killed."""
+    return end(descendants(pid), grace_s)
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Every process below ``pid``; none when it is gone."""
     try:
-        children = psutil.Process(pid).children(recursive=True)
+        return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-    return end(children, grace_s)
 
 
 def end(processes: list[psutil.Process], grace_s: float = 10.0) -> list[int]:

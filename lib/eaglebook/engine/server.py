@@ -140,7 +140,7 @@ def serve(
             time.sleep(0.2)
         yield Server(url, "verifier", process.pid, log, time.monotonic() - began)
     finally:
-        _STARTED.extend(_tree(process.pid))
+        _STARTED.extend(guard.descendants(process.pid))
         guard.stop(process)
         scratch.cleanup()
 
@@ -148,13 +148,6 @@ def serve(
 def leftovers() -> list[int]:
     """Pids of processes of ended servers that still run: there must be none."""
     return [p.pid for p in _STARTED if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
 
 
 def check_alive(server: Server) -> None:
