@@ -30,7 +30,7 @@ _TORCH_DTYPES = {
 
 def rung_1(ask: dict[str, Any]) -> str:
     """Config: does vLLM parse both configs, know the architecture, accept the lengths?"""
-    draft = _engine_config(ask).speculative_config.draft_model_config
+    draft = engine_config(ask).speculative_config.draft_model_config
     return f"{draft.hf_config.architectures[0]}, max_model_len {draft.max_model_len}, dtype {str(draft.dtype).split('.')[-1]}"
 
 
@@ -42,7 +42,7 @@ def rung_2(ask: dict[str, Any]) -> str:
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    config = _engine_config(ask)
+    config = engine_config(ask)
     draft = config.speculative_config.draft_model_config
     with set_current_vllm_config(config), tempfile.TemporaryDirectory() as folder:
         init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
@@ -89,7 +89,7 @@ def rung_5(ask: dict[str, Any]) -> str:
     return f"{len(answer.outputs[0].token_ids)} tokens from a {ask['layers']}-layer dummy verifier, {drafts:.0f} drafts proposed"
 
 
-def _engine_config(ask: dict[str, Any]) -> Any:
+def engine_config(ask: dict[str, Any]) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     return EngineArgs(

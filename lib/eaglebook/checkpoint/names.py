@@ -1,0 +1,47 @@
+"""The one spelling of a draft's tensor names that the rest of this package works with: ``layers.0.…``, no prefixes.
+
+Trainers save under wrappers (``module.``, ``draft_model.``), the original EAGLE-3 calls its only layer ``midlayer``,
+vLLM's own state dict calls the map ``draft_id_to_target_id``.
+"""
+
+from __future__ import annotations
+
+import re
+
+_WRAPPERS = (
+    "module.",
+    "_orig_mod.",
+    "draft_model.",
+    "eagle_module.",
+    "eagle3.",
+    "ea_layer.",
+    "drafter.",
+    "speculator.",
+    "model.",
+)
+_ROOTS = (
+    "layers.", "midlayer.", "fc.", "fc_norm.", "input_norm.", "norm.", "lm_head.", "embed_tokens.", "d2t", "t2d",
+    "draft_id_to_target_id", "mask_hidden",
+)  # fmt: skip
+
+
+def unwrapped(name: str) -> str:
+    """``name`` without the wrappers a trainer put around a draft; unchanged when it is no draft's tensor inside."""
+    inner = name
+    while True:
+        wrapper = next((w for w in _WRAPPERS if inner.startswith(w)), "")
+        if not wrapper:
+            return inner if inner.startswith(_ROOTS) else name
+        inner = inner.removeprefix(wrapper)
+
+
+def plain(name: str) -> str:
+    """The name in this package's spelling: unwrapped, ``midlayer.`` as ``layers.0.``, the map as ``d2t``."""
+    inner = re.sub(r"^midlayer\.", "layers.0.", unwrapped(name))
+    return "d2t" if inner.removeprefix("model.") == "draft_id_to_target_id" else inner
+
+
+def layer(name: str) -> int | None:
+    """The number of the decoder layer a plain name belongs to."""
+    match = re.match(r"layers\.(\d{1,4})\.", name)
+    return int(match[1]) if match else None
