@@ -1,6 +1,8 @@
-"""The one exception a user is meant to see."""
+"""The exceptions a user is meant to see."""
 
 from __future__ import annotations
+
+import signal
 
 
 class UserError(Exception):
@@ -15,3 +17,11 @@ class UserError(Exception):
         if fix:
             lines.append(f"  next:     {fix}")
         super().__init__("\n".join(lines))
+
+
+class Interrupted(Exception):
+    """SIGINT, SIGTERM or SIGHUP reached the runner."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.signum = signum

@@ -23,7 +23,7 @@ import nbformat
 import psutil
 
 from eaglebook import guard, machine, manifests, paths, report, runs
-from eaglebook.errors import UserError
+from eaglebook.errors import Interrupted, UserError
 from eaglebook.manifests import Manifest, Status
 from eaglebook.params import Notebook
 
@@ -31,14 +31,6 @@ _PAPERMILLS = {"injected-parameters", "papermill-error-cell-tag"}  # cells that 
 _TOKEN = "EAGLEBOOK_TOKEN"
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DEAD_KERNEL = 138  # papermill's exit code when the kernel died (papermill 2.7, cli.py)
-
-
-class Interrupted(Exception):
-    """SIGINT or SIGTERM reached the runner."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
-        self.signum = signum
 
 
 def run_stage(

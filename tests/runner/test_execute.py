@@ -127,11 +127,12 @@ RUNNER = """
 import sys
 from pathlib import Path
 from eaglebook import execute, paths
+from eaglebook.errors import Interrupted
 from eaglebook.params import Preflight
 paths.NOTEBOOKS = Path(sys.argv[1])
 try:
     print(execute.run_stage("00_preflight", Preflight(run_dir="outputs/r"), paths.outputs() / "r").status)
-except execute.Interrupted as e:
+except Interrupted as e:
     sys.exit(128 + e.signum)
 """
 

@@ -55,7 +55,7 @@ def detect(source: Source) -> Format:
     """The format of what was read, from its config first and its tensors where the config is silent."""
     config = source.config or {}
     layout, layout_evidence = _layout(source)
-    algorithm, evidence = _algorithm(config, layout, source.tensors)
+    algorithm, evidence = _algorithm(config, source.tensors)
     return Format(algorithm, layout, _producer(config, source), (layout_evidence, evidence))
 
 
@@ -71,8 +71,17 @@ def _layout(source: Source) -> tuple[str, str]:
     return FLAT, "decoder keys at the top level of the config"
 
 
-def _algorithm(config: Mapping[str, Any], layout: str, tensors: Mapping[str, Tensor] | None) -> tuple[str, str]:
+def _algorithm(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> tuple[str, str]:
     stored = {names.plain(name): tensor for name, tensor in (tensors or {}).items()}
+    algorithm, why = _by_config(config, tensors, stored)
+    if algorithm == EAGLE1 and "layers.0.hidden_norm.weight" in stored:
+        return EAGLE3, f"layers.0.hidden_norm, which only EAGLE-3 has (although {why})"
+    return algorithm, why
+
+
+def _by_config(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None, stored: Mapping[str, Tensor]
+) -> tuple[str, str]:
     said = config.get("speculators_model_type") or _dig(config, "speculators_config", "algorithm")
     if isinstance(said, str) and said.lower() in _TYPES:
         return _TYPES[said.lower()], f"the config says {said}"

@@ -220,7 +220,7 @@ class _Reader:
         nested = layout in (NESTED, WRAPPED) and isinstance(inner, dict)
         self.layer: Mapping[str, Any] = inner if nested else config  # type: ignore[assignment]
         self.prefix = {NESTED: "transformer_layer_config.", WRAPPED: "model."}.get(layout, "") if nested else ""
-        eagle = config.get("eagle_config")
+        eagle = config.get("eagle_config") or (self.layer.get("eagle_config") if layout == WRAPPED else None)
         self.eagle: Mapping[str, Any] = eagle if isinstance(eagle, dict) else {}
         self.sizes = measured(stored, self.layer.get("num_attention_heads"), config.get("target_hidden_size"))
 
@@ -329,7 +329,7 @@ class _Reader:
         return Value({"rope_type": "default", **merged}, "stated", ", ".join(where))
 
     def aux_ids(self) -> Value:
-        for where, prefix in ((self.config, ""), (self.eagle, "eagle_config.")):
+        for where, prefix in ((self.config, ""), (self.layer, self.prefix), (self.eagle, "eagle_config.")):
             ids = where.get(AUX_IDS)
             if isinstance(ids, list) and ids and all(type(i) is int for i in ids):
                 return Value(ids, "stated", prefix + AUX_IDS)

@@ -526,6 +526,11 @@ def _with_tensors(facts: VerifierFacts, folder: Path, stated_tie: bool | None) -
     return dataclasses.replace(facts, tied=tied, embed_key=embed, norm_key=norm, head_key=key, head_quantised=quantised)
 
 
+def shard_of(index: Path, name: str) -> str:
+    """The file an index names for one tensor, "" when it names none."""
+    return _search([index], (name.encode(),)).get(name, "")
+
+
 def _sources(folder: Path) -> list[Path]:
     """The files that list the tensors: an index, else every safetensors file, else a ``.bin`` index."""
     for names in (["model.safetensors.index.json"], ["model.safetensors"]):

@@ -17,7 +17,7 @@ from eaglebook.checkpoint import names
 from eaglebook.checkpoint import vllm_rules as rules
 from eaglebook.checkpoint.headers import Tensor
 from eaglebook.checkpoint.vllm_rules import DEEPSEEK, LLAMA, QWEN3, Version
-from eaglebook.checkpoint.vllm_view import View, view
+from eaglebook.checkpoint.vllm_view import View, assumed, view
 
 Fate = Literal[
     "loaded",  # every value of the parameter comes from this tensor
@@ -101,17 +101,22 @@ def predict(
 ) -> Prediction:
     """The outcome of loading a draft by vLLM ``version`` with ``method="eagle3"``, tensor by tensor.
 
-    ``target_vocab`` and ``target_hidden`` are the verifier's sizes; without them the draft's own are taken.
+    ``target_vocab`` and ``target_hidden`` are the verifier's sizes; without them the draft's own are taken. A config that
+    is refused still gets its tensors compared, as if only its architecture were wrong.
     """
     seen = view(config, version)
-    if seen.refusal or tensors is None:
-        return Prediction(rules.show(version), seen.architecture, "config" if seen.refusal else "", seen.refusal)
+    refusal, architecture = seen.refusal, seen.architecture
+    if tensors is None:
+        return Prediction(rules.show(version), architecture, "config" if refusal else "", refusal)
+    seen = assumed(config, version) if refusal else seen
     full = seen.draft_vocab is not None and seen.draft_vocab == (target_vocab or seen.vocab)
     places = slots(seen, full=full, version=version, target_hidden=target_hidden)
     outcomes = [_stored(name, tensor, seen, places, tensors, version) for name, tensor in tensors.items()]
     if "mask_hidden" not in tensors and seen.parallel:
         outcomes.append(Outcome("mask_hidden", "mask_hidden", "raises", "mask_hidden not found in weights"))
     outcomes += _missing(tensors, places, seen)
+    if refusal:
+        return Prediction(rules.show(version), architecture, "config", refusal, tuple(outcomes))
     raising = sorted(
         (o for o in outcomes if o.fate == "raises"), key=lambda o: o.tensor
     )  # files are read in this order

@@ -90,6 +90,19 @@ def view(config: Mapping[str, Any], version: Version = rules.REFERENCE) -> View:
     return _native(config, str(model_type), version)
 
 
+def assumed(config: Mapping[str, Any], version: Version = rules.REFERENCE) -> View:
+    """The view if only the architecture were right: a refused config can still be compared with its tensors."""
+    inner = config.get("transformer_layer_config") or config.get("model")
+    layer = inner if isinstance(inner, dict) else {}
+    fill = {**_DEFAULTS["llama"], "hidden_act": "silu"} if not layer else {"hidden_act": "silu"}
+    merged = {k: v for k, v in {**fill, **config, **layer}.items() if v is not None}
+    is_qwen3 = (layer or config).get("model_type") == "qwen3"
+    merged |= {"hidden_act": "silu", "layer_types": None}
+    return _build(
+        "Eagle3Qwen3ForCausalLM" if is_qwen3 else "LlamaForCausalLMEagle3", merged, max(version, (0, 25)), flat=True
+    )
+
+
 def _native(config: Mapping[str, Any], model_type: str, version: Version) -> View:
     named = architectures(config)
     architecture = rules.rewritten(named[0]) if named else "Eagle3LlamaModel"
