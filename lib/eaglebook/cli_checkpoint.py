@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from eaglebook.checkpoint import vllm_rules
+from eaglebook import paths
+from eaglebook.checkpoint import surgery, vllm_rules
+from eaglebook.checkpoint.convert import LAYOUTS, VLLM, Plan, Told, check, plan, write, write_in_place
+from eaglebook.checkpoint.diff import compare
 from eaglebook.checkpoint.findings import Finding
-from eaglebook.checkpoint.inspection import Inspection
+from eaglebook.checkpoint.inspection import Inspection, examine
 from eaglebook.checkpoint.inspection import inspect as look
+from eaglebook.checkpoint.publish import model_card
+from eaglebook.checkpoint.source import Source
+from eaglebook.checkpoint.verifier_config import VerifierFacts
+from eaglebook.errors import UserError
 
 out = Console(highlight=False, soft_wrap=True)
 _COLOURS = {"error": "red", "warning": "yellow", "note": "dim"}
@@ -53,14 +61,99 @@ def inspect(
     return 1 if said.errors else 0
 
 
-def convert() -> int:
-    """(next)"""
+def convert(
+    draft: Annotated[Path, typer.Argument(help="The draft's folder. It is never changed, except by --in-place.")],
+    target: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="A new folder.")] = None,
+    to: Annotated[
+        str, typer.Option(help="flat (vLLM), speculators (nested) or sglang (flat, SGLang's count of layers).")
+    ] = VLLM,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Repair what the weights prove wrong; each repair is printed.")
+    ] = False,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Replace config.json; the old one stays as config_speculators.json.")
+    ] = False,
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Add a model card; leave out local paths and training state.")
+    ] = False,
+    run: Annotated[Path | None, typer.Option(help="A finished run whose measurements go on the card.")] = None,
+    verifier: VerifierOption = None,
+    verifier_name: Annotated[str, typer.Option(help="The verifier's public name, ORG/NAME.")] = "",
+    ids_mean: IdsMeanOption = "",
+    aux_ids: Annotated[str, typer.Option(help="The ids used in training, when the config lacks them: 2,30,58.")] = "",
+    speculative_tokens: Annotated[int, typer.Option(min=0, help="Tokens a step (K), for a nested config.")] = 0,
+    draft_vocab: Annotated[int, typer.Option(min=0, help="Cut the draft to so many tokens, by --counts.")] = 0,
+    counts: Annotated[Path | None, typer.Option(help="Token counts: counts.json of 03, or lines id<TAB>count.")] = None,
+    keep: Annotated[
+        str, typer.Option(help="Tokens always kept: special, template (from --verifier's tokenizer).")
+    ] = "",
+) -> int:
+    """Write a draft in another layout, repaired, cut, or ready to publish. What was changed is printed; what is unknown is refused."""
+    if to not in LAYOUTS:
+        raise typer.BadParameter(", ".join(LAYOUTS), param_hint="--to")
+    if in_place == (target is not None):
+        raise typer.BadParameter("give OUT, or --in-place, one of them", param_hint="OUT")
+    if bool(draft_vocab) != (counts is not None):
+        raise typer.BadParameter("--draft-vocab N and --counts FILE belong together", param_hint="--draft-vocab")
+    said = look(draft, verifier=verifier, ids_mean=reading(ids_mean))
+    told = Told(ids_mean, _numbers(aux_ids), verifier_name, speculative_tokens)
+    made = plan(said.case, to, told, fix=fix)
+    if counts is not None:
+        always = surgery.always_kept(verifier or Path(), [word for word in keep.split(",") if word])
+        sayable = surgery.row_of_target(said.case)
+        made = surgery.cut(said.case, made, surgery.choose(surgery.read_counts(counts), draft_vocab, sayable, always))
+    found = check(made, to, said.case.verifier, paths.show(target or draft))
+    if publish:
+        made = replace(made, backup=None)
+    if target is None:
+        write_in_place(said.case, made)
+    else:
+        card = {"README.md": _card(made, target, said.case.verifier, run)} if publish else {}
+        write(made, target, card)
+    for change in made.changes:
+        out.print(f"  {change}", markup=False)
+    out.print(
+        f"{paths.show(target or draft)}: {to}, {len(made.pieces)} tensors, {len(made.changes)} changes", markup=False
+    )
+    for finding in found:
+        if finding.severity == "warning":
+            show_finding(finding)
     return 0
 
 
-def diff() -> int:
-    """(next)"""
-    return 0
+def diff(
+    a: Annotated[Path, typer.Argument(help="A draft: folder, config.json or list.")],
+    b: Annotated[Path, typer.Argument(help="Another draft.")],
+    verifier: VerifierOption = None,
+    hashes: Annotated[bool, typer.Option(help="Compare the bytes of the weights too.")] = True,
+) -> int:
+    """Say where two drafts differ in meaning, whatever layout each has. Exit code 1 when they do."""
+    differences = compare(look(a, verifier=verifier).case, look(b, verifier=verifier).case, hashes=hashes)
+    for difference in differences:
+        out.print(f"[bold]{difference.what}[/bold]")
+        out.print(f"  {difference.a or 'absent'}\n  {difference.b or 'absent'}", markup=False)
+    out.print(f"{len(differences)} differences" if differences else "identical")
+    return 1 if differences else 0
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise typer.BadParameter("whole numbers with commas between: 2,30,58", param_hint="--aux-ids") from None
+
+
+def _card(made: Plan, target: Path, facts: VerifierFacts | None, run: Path | None) -> str:
+    metrics = None
+    if run is not None:
+        manifest = run / "07_serve" / "manifest.json"
+        if not manifest.is_file():
+            raise UserError(
+                f"{paths.show(manifest)}: not found", expected="a run whose 07_serve is finished", fix="eaglebook run"
+            )
+        metrics = json.loads(manifest.read_text(encoding="utf-8")).get("metrics")
+    spec = examine(Source(target, made.config, {}), facts).spec
+    return model_card(made.config, spec, target.name, metrics)
 
 
 def reading(ids_mean: str) -> str:

@@ -114,7 +114,7 @@ def fingerprint(spec: str) -> str:
     """A hash of the verifier's config and of the names, shapes and sizes of its tensors (not of 547 GB of values)."""
     verifier = resolve(spec)
     tensors = headers.read_folder(verifier.path)
-    listing = [(t.name, t.dtype, t.shape, t.file.stat().st_size) for t in tensors.values()]
+    listing = [(t.name, t.dtype, t.shape, t.file.stat().st_size) for t in tensors.values() if t.file]
     return _sha256((verifier.path / "config.json").read_bytes() + json.dumps(sorted(listing)).encode())
 
 

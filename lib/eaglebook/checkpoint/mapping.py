@@ -47,13 +47,18 @@ class VocabMapping:
 
 def read(stored: Mapping[str, Tensor]) -> VocabMapping | None:
     """The mapping of a checkpoint (plain names), None when it has none or only its name is known."""
-    d2t, t2d = stored.get("d2t"), stored.get("t2d")
+    d2t = stored.get("d2t")
     if d2t is None or d2t.file is None or d2t.dtype not in _CODES or d2t.bytes > MAX_BYTES:
         return None
-    mask = None
-    if t2d is not None and t2d.file is not None and t2d.bytes <= MAX_BYTES and t2d.dtype in {*_CODES, "BOOL"}:
-        mask = [token for token, kept in enumerate(_numbers(t2d)) if kept]
-    return VocabMapping([int(n) for n in _numbers(d2t)], mask)
+    return VocabMapping([int(n) for n in _numbers(d2t)], read_mask(stored))
+
+
+def read_mask(stored: Mapping[str, Tensor]) -> list[int] | None:
+    """The target ids that ``t2d`` marks, ascending; None when there is none to read."""
+    t2d = stored.get("t2d")
+    if t2d is None or t2d.file is None or t2d.bytes > MAX_BYTES or t2d.dtype not in {*_CODES, "BOOL"}:
+        return None
+    return [token for token, kept in enumerate(_numbers(t2d)) if kept]
 
 
 def offsets_of(targets: Sequence[int]) -> bytes:

@@ -1,0 +1,60 @@
+"""The text beside a published draft: a model card that says for which verifier, how it was measured, how to serve it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from eaglebook.checkpoint.spec import AUX_IDS, DraftSpec
+
+_METRICS = ("heldout", "mt_bench", "humaneval")
+
+
+def model_card(config: Mapping[str, Any], spec: DraftSpec, name: str, run: Mapping[str, Any] | None = None) -> str:
+    """The README.md of a draft's folder. ``run``: metrics of a finished 07_serve (its manifest's ``metrics``), for the table.
+
+    Serving commands name the verifier as the checkpoint does, or ``VERIFIER`` when it does not say.
+    """
+    verifier = spec.verifier.value or "VERIFIER"
+    k = spec.speculative_tokens.value or 3
+    ids = config.get(AUX_IDS) or (config.get("eagle_config") or {}).get(AUX_IDS)
+    speculative = json.dumps({"method": "eagle3", "model": f"PATH/TO/{name}", "num_speculative_tokens": k})
+    front = ["---", "library_name: vllm", "tags: [eagle3, speculative-decoding, draft]"]
+    front += [f"base_model: {verifier}"] if "/" in str(verifier) else []
+    lines = [
+        *front, "---", "", f"# {name}", "", f"An EAGLE-3 draft for `{verifier}`. It proposes tokens that the verifier checks, so the output stays the verifier's own.",
+        "", "| | |", "|---|---|",
+        f"| decoder | {spec.num_hidden_layers.value} layer, hidden {spec.hidden_size.value}, {spec.num_attention_heads.value} heads of {spec.head_dim.value}, {spec.num_key_value_heads.value} key-value heads |",
+        f"| draft vocabulary | {spec.draft_vocab_size.value} of {spec.vocab_size.value} tokens |",
+        f"| aux hidden state layer ids | {ids}, counting the input of a layer |",
+        f"| norms | {', '.join(f'{flag} {str(bool(getattr(spec, flag).value)).lower()}' for flag in ('norm_before_residual', 'norm_before_fc', 'fc_norm', 'norm_output'))} |",
+        "", "## Serve it", "", "vLLM 0.22 or newer:", "", "```", f"vllm serve {verifier} --speculative-config '{speculative}'", "```", "",
+        "SGLang reads the layer ids by another count: convert first, `eaglebook convert . OUT --to sglang`, then", "", "```",
+        f"python -m sglang.launch_server --model-path {verifier} --speculative-algorithm EAGLE3 --speculative-draft-model-path PATH/TO/OUT "
+        f"--speculative-num-steps {k} --speculative-eagle-topk 1 --speculative-num-draft-tokens {k + 1}", "```", "",
+    ]  # fmt: skip
+    return "\n".join([*lines, *_measured(run)]) + "\n"
+
+
+def _measured(run: Mapping[str, Any] | None) -> list[str]:
+    if not run:
+        return ["## Measured", "", "Nothing was measured for this card.", ""]
+    rows = []
+    for name, value in run.items():
+        if isinstance(value, Mapping) and "mean_acceptance_length" in value:
+            rates = " / ".join(f"{rate:.3f}" for rate in value.get("position_rates", ()))
+            rows.append(f"| {name} | {value['mean_acceptance_length']:.3f} | {rates} |")
+    lines = [
+        "## Measured",
+        "",
+        "By vLLM's own counters, greedy.",
+        "",
+        "| prompts | mean acceptance length | accepted by position |",
+        "|---|---|---|",
+        *rows,
+        "",
+    ]
+    if isinstance(run.get("speed_up"), int | float):
+        lines += [f"Speed against the verifier alone, one request at a time: {run['speed_up']:.2f}.", ""]
+    return lines

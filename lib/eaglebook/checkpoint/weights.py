@@ -1,0 +1,135 @@
+"""Copy tensors as bytes into a new safetensors file: the header is rewritten, no value is ever parsed or rounded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from eaglebook.checkpoint.headers import Tensor
+from eaglebook.errors import UserError
+from eaglebook.paths import show
+
+_BLOCK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor of the new file: its bytes are ranges of other files, one after the other, or given outright."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    ranges: tuple[tuple[Path, int, int], ...] = ()  # file, first byte, number of bytes
+    data: bytes = b""
+
+    @property
+    def bytes(self) -> int:
+        return len(self.data) or sum(count for _, _, count in self.ranges)
+
+
+def piece(tensor: Tensor, name: str = "") -> Piece:
+    """A stored tensor as it is, under a new name if one is given."""
+    if tensor.file is None or tensor.shape is None:
+        raise UserError(f"{tensor.name}: only its name is known", fix="give the folder that holds the weights")
+    return Piece(name or tensor.name, tensor.dtype, tensor.shape, ((tensor.file, tensor.start, tensor.bytes),))
+
+
+def rows(tensor: Tensor, order: Sequence[int], name: str = "") -> Piece:
+    """Rows of a stored matrix in another order, as bytes. Neighbouring rows become one range."""
+    whole = piece(tensor, name)
+    row_bytes = whole.bytes // whole.shape[0]
+    file, start, _ = whole.ranges[0]
+    ranges: list[tuple[Path, int, int]] = []
+    for row in order:
+        at = start + row * row_bytes
+        if ranges and ranges[-1][1] + ranges[-1][2] == at:
+            ranges[-1] = (file, ranges[-1][1], ranges[-1][2] + row_bytes)
+        else:
+            ranges.append((file, at, row_bytes))
+    return Piece(whole.name, whole.dtype, (len(order), *whole.shape[1:]), tuple(ranges))
+
+
+def write(pieces: Iterable[Piece], target: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write the pieces as one safetensors file. Memory stays at one block; the file appears when it is whole."""
+    pieces = list(pieces)
+    header: dict[str, object] = {"__metadata__": {**(metadata or {}), "format": "pt"}}
+    at = 0
+    for part in pieces:
+        header[part.name] = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [at, at + part.bytes]}
+        at += part.bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # data starts aligned
+    scratch = target.with_name(target.name + ".partial")
+    with scratch.open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for source, start, count, data in _merged(pieces):
+            if source is None:
+                out.write(data)
+            else:
+                _copy(source, start, count, out)
+    scratch.replace(target)
+
+
+def sha256(tensor: Tensor) -> str:
+    """Hash of one tensor's bytes, "" when only its name is known."""
+    if tensor.file is None:
+        return ""
+    digest = hashlib.sha256()
+    with tensor.file.open("rb") as stream:
+        stream.seek(tensor.start)
+        left = tensor.bytes
+        while left > 0:
+            block = stream.read(min(left, _BLOCK_BYTES))
+            if not block:
+                break
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()
+
+
+def _merged(pieces: Sequence[Piece]) -> Iterable[tuple[Path | None, int, int, bytes]]:
+    """The bytes to write, neighbouring ranges of one file joined: an unchanged order is one long copy."""
+    waiting: tuple[Path, int, int] | None = None
+    for part in pieces:
+        for file, start, count in part.ranges:
+            if waiting and waiting[0] == file and waiting[1] + waiting[2] == start:
+                waiting = (file, waiting[1], waiting[2] + count)
+                continue
+            if waiting:
+                yield *waiting, b""
+            waiting = (file, start, count)
+        if part.data:
+            if waiting:
+                yield *waiting, b""
+                waiting = None
+            yield None, 0, 0, part.data
+    if waiting:
+        yield *waiting, b""
+
+
+def _copy(source: Path, start: int, count: int, out: BinaryIO) -> None:
+    """``count`` bytes of a file from ``start`` to the end of ``out``; by the kernel where the file system can."""
+    out.flush()
+    with source.open("rb") as stream:
+        at, left = start, count
+        while left > 0:
+            try:
+                moved = os.copy_file_range(stream.fileno(), out.fileno(), min(left, 1 << 30), at)
+            except OSError:  # another file system, or one that cannot
+                break
+            if moved == 0:
+                break
+            at, left = at + moved, left - moved
+        out.seek(0, os.SEEK_END)
+        stream.seek(at)
+        while left > 0:
+            block = stream.read(min(left, _BLOCK_BYTES))
+            if not block:
+                raise UserError(f"{show(source)}: ended {left} bytes too early", fix="copy or download the file again")
+            out.write(block)
+            left -= len(block)
