@@ -169,11 +169,17 @@ def mapping(draft_vocab: int = DRAFT_VOCAB, vocab: int = VOCAB, first: int = 10)
 
 
 def _mapping(tensors: Shapes) -> dict[str, bytes]:
-    d2t, t2d = tensors.get("d2t"), tensors.get("t2d")
-    if d2t is None or t2d is None or d2t[1] != "I64" or len(d2t[0]) != 1 or 10 + 2 * d2t[0][0] > t2d[0][0]:
+    """A valid map under whatever names the tensors have; nothing for a full vocabulary, whose map is zero."""
+    named = {name.rpartition(".")[2]: name for name in tensors}
+    d2t = named.get("d2t") or named.get("draft_id_to_target_id")
+    t2d = named.get("t2d")
+    vocab = tensors[t2d][0][0] if t2d else VOCAB
+    if d2t is None or 10 + 2 * tensors[d2t][0][0] > vocab:
         return {}
-    offsets, mask = mapping(d2t[0][0], t2d[0][0])
-    return {"d2t": offsets, "t2d": mask}
+    offsets, mask = mapping(tensors[d2t][0][0], vocab)
+    if tensors[d2t][1] == "I32":
+        offsets = struct.pack(f"<{len(offsets) // 8}i", *struct.unpack(f"<{len(offsets) // 8}q", offsets))
+    return {d2t: offsets, **({t2d: mask} if t2d else {})}
 
 
 def _bytes(shape: tuple[int, ...], dtype: str, value: Any) -> bytes:
