@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from eaglebook.checkpoint import flat, headers
+from eaglebook.checkpoint import headers, weights
 from eaglebook.errors import UserError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -88,8 +88,60 @@ def test_a_shard_named_by_the_index_but_missing_is_an_error(file) -> None:
 
 def test_tensors_are_copied_as_bytes_under_new_names(file, tmp_path) -> None:
     tensors = headers.read_header(file)
-    flat.copy_tensors(tensors, {"a": "x.a", "b": "b"}, tmp_path / "copy.safetensors")
+    weights.write([weights.piece(tensors["a"], "x.a"), weights.piece(tensors["b"])], tmp_path / "copy.safetensors")
     before, after = load_file(file), load_file(tmp_path / "copy.safetensors")
     assert set(after) == {"x.a", "b"}
     assert torch.equal(after["x.a"], before["a"])
     assert torch.equal(after["b"], before["b"])
+
+
+def test_rows_are_taken_in_the_order_asked_and_small_tensors_written_anew(file, tmp_path) -> None:
+    tensors = headers.read_header(file)
+    new = weights.Piece("n", "I64", (2,), data=(7).to_bytes(8, "little") + (8).to_bytes(8, "little"))
+    weights.write([weights.rows(tensors["a"], [1, 0, 1]), new, weights.piece(tensors["b"])], tmp_path / "x.safetensors")
+    after = load_file(tmp_path / "x.safetensors")
+    assert after["a"].tolist() == [[3, 4, 5], [0, 1, 2], [3, 4, 5]]
+    assert after["n"].tolist() == [7, 8]
+    assert torch.equal(after["b"], load_file(file)["b"])
+
+
+def test_a_copy_without_the_kernels_help_is_the_same(file, tmp_path, monkeypatch) -> None:
+    def refuse(*_args) -> int:
+        raise OSError("not on this file system")
+
+    monkeypatch.setattr(weights.os, "copy_file_range", refuse)
+    tensors = headers.read_header(file)
+    weights.write([weights.piece(t) for t in tensors.values()], tmp_path / "copy.safetensors")
+    before, after = load_file(file), load_file(tmp_path / "copy.safetensors")
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda h: h["b"].update(data_offsets=[h["a"]["data_offsets"][0], h["a"]["data_offsets"][0] + 8]),
+        lambda h: h["a"].update(shape=[True, 6]),
+        lambda h: h["a"].update(data_offsets=[0.0, 48.0]),
+        lambda h: h["a"].update(shape=[1] * 40),
+    ],
+)
+def test_overlaps_and_other_kinds_are_refused(file, change) -> None:
+    rewrite(file, change)
+    with pytest.raises(UserError, match="not a readable safetensors file"):
+        headers.read_header(file)
+
+
+def test_a_name_given_twice_is_refused(file) -> None:
+    text = b'{"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, "a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}'
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"x")
+    with pytest.raises(UserError, match="twice"):
+        headers.read_header(file)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path) -> None:
+    import os
+
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="regular file"):
+        headers.read_header(tmp_path / "model.safetensors")

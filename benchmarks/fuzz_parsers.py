@@ -1,0 +1,362 @@
+"""Random and mutated files against everything that reads a stranger's checkpoint: headers, indexes, lists, folders.
+
+    .venv/bin/python benchmarks/fuzz_parsers.py [--count 100000] [--seed 0] [--only NUMBER]
+
+Compared with one rule: a normal result or a UserError, in a second of processor time, in 200 MB. An input depends on seed
+and number alone (--only repeats one). The smallest input of each distinct failure is kept, its folder is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import io
+import json
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests/checkpoint"))
+import drafts  # noqa: E402
+from eaglebook import cli_checkpoint  # noqa: E402
+from eaglebook.checkpoint import convert, diff, headers, inspection, source  # noqa: E402
+from eaglebook.errors import UserError  # noqa: E402
+from rich.console import Console  # noqa: E402
+
+LIMIT_S, LIMIT_MB, STUCK_S, ADDRESS_SPACE = 1.0, 200, 20, 6 << 30
+CODE = "\n".join(file.read_text() for file in sorted((ROOT / "lib/eaglebook/checkpoint").glob("*.py")))
+WORDS = sorted(set(re.findall(r'"([A-Za-z_][\w.]{1,50})"', CODE)))  # every key the code looks up, every value it knows
+TENSOR_NAMES = sorted({f"{name}.weight" for name in drafts.shapes()} | {*drafts.shapes(), *drafts.mla_shapes()})
+PREFIXES = ("module.", "model.", "draft_model.", "midlayer.", "layers.0.", "layers.7.", "layers.9999.", "verifier.")
+RAW = {  # written into the JSON text as they are: what json.dumps refuses, or recurses on
+    "@list": "[" * 300 + "]" * 300, "@object": '{"a":' * 200 + "1" + "}" * 200, "@deep": "[" * 900 + "]" * 900,
+    "@deeper": "[" * 100_000, "@nan": "NaN", "@infinity": "-Infinity", "@1e999": "1e999", "@int": "9" * 4200,
+    "@longer": "9" * 5000, "@twice": '1, "hidden_size": 2',
+}  # fmt: skip
+GARBAGE: list[Any] = [
+    None, True, False, 0, -1, 1, 2, 3, 7, 64, 2**31, 2**53, 2**60, 2**63, 2**64, 10**30, 10**309, -(10**309), 0.0, -0.5, 1.5, 64.0,
+    1e308, 1e-320, "", " ", "3", "x" * 3000, "\x00", "\ud800", "🦅", "[bold]", "[/x]", "../x", "/etc/x", "a\nb", [], [[]], [None], [0],
+    [1, "a"], [True], [2, 4, 5], [-1, 0, 1], [2**63], ["\ud800"], [1.5, 2, 3], [[1, 2], [3]], [{}], list(range(300)), {}, {"": 1},
+    {"a": {"b": [{}]}}, {"type": []}, {"rope_type": {}, "factor": None}, {"name": 3}, {"\ud800": "\ud800"}, *RAW,
+]  # fmt: skip
+MLA = {"model_type": "kimi_k2", "architectures": ["Eagle3DeepseekV2ForCausalLM"], "q_lora_rank": 24, "kv_lora_rank": 512,
+       "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32}  # fmt: skip
+QUANTISED = {"quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+             "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4}}}}}  # fmt: skip
+DRAFTS = [
+    drafts.flat(), drafts.nested(), drafts.nested({"model_type": "qwen3"}), drafts.flat(**MLA), drafts.flat(**QUANTISED),
+    {"model_type": "eagle", "method": "eagle3", "architectures": ["EAGLE3"], "model": drafts.flat()},
+    drafts.nested(speculators_model_type="peagle"), drafts.flat(rope_scaling={"type": "yarn", "factor": 4.0, "rope_theta": 1e6}),
+]  # fmt: skip
+VERIFIERS = [
+    drafts.VERIFIER,
+    {"model_type": "kimi_k25", "text_config": {**drafts.VERIFIER, **MLA}, "vision_config": {}, **QUANTISED},
+]
+
+
+class Stuck(BaseException):
+    """No answer after STUCK_S; no `except` of the code under test may swallow it."""
+
+
+def stuck(*_: object) -> None:
+    raise Stuck
+
+
+# ---- values and JSON
+
+
+def spots(tree: Any) -> list[tuple[Any, Any]]:
+    items = list(tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ())
+    return [(tree, key) for key, _ in items] + [spot for _, value in items for spot in spots(value)]
+
+
+def mutated(draw: random.Random, tree: Any, times: int) -> Any:
+    tree = copy.deepcopy(tree)
+    for _ in range(times):
+        if not (found := spots(tree)):
+            return copy.deepcopy(draw.choice(GARBAGE))
+        where, key = draw.choice(found)
+        kind = draw.randrange(7)
+        if kind == 0:
+            del where[key]
+        elif kind <= 2:
+            where[key] = copy.deepcopy(draw.choice(GARBAGE))
+        elif kind == 3:
+            other, name = draw.choice(found)
+            where[key] = copy.deepcopy(other[name])
+        elif kind == 4:
+            where[key] = draw.choice(
+                [[where[key]], {draw.choice(WORDS): where[key]}, str(where[key]), draw.choice(WORDS)]
+            )
+        elif isinstance(where, dict):
+            value = draw.choice([*GARBAGE, draw.choice(WORDS), {draw.choice(WORDS): draw.choice(GARBAGE)}])
+            where[draw.choice([draw.choice(WORDS)] * 9 + ["\ud800"])] = copy.deepcopy(value)
+        else:
+            where.insert(draw.randrange(len(where) + 1), copy.deepcopy(draw.choice(GARBAGE)))
+    return tree
+
+
+def text_of(tree: Any) -> bytes:
+    text = json.dumps(tree)
+    for mark in re.findall(r'"(@\w+)"(?!:)', text):
+        text = text.replace(f'"{mark}"', RAW[mark]) if mark in RAW else text
+    return text.encode()
+
+
+def damaged(draw: random.Random, data: bytes) -> bytes:
+    """A few bytes changed, removed or repeated."""
+    out = bytearray(data)
+    for _ in range(draw.randint(1, 4)):
+        at, kind = draw.randrange(len(out) + 1), draw.randrange(5)
+        if kind == 0:
+            del out[at:]
+        elif kind == 1:
+            del out[at : at + draw.randint(1, 20)]
+        elif kind == 2:
+            out[at:at] = draw.choice(
+                [b"\xff", b"\x00", b'"', b"{", b"]", b"\xef\xbb\xbf", b"\n", b"\t", draw.randbytes(8)]
+            )
+        elif kind == 3:
+            out[at:at] = out[at : at + 40] * draw.choice([1, 3, 1000])
+        elif at < len(out):
+            out[at] = draw.randrange(256)
+    return bytes(out)
+
+
+# ---- files
+
+
+def header(draw: random.Random, lies: float) -> tuple[bytes, int, dict[str, Any]]:
+    """Header of a draft with odd names, shapes and types, correct but for ``lies``; bytes of its data."""
+    shapes: dict[str, Any] = dict(
+        draw.choice([drafts.shapes(), drafts.shapes(), drafts.shapes(qk_norm=True), drafts.mla_shapes()])
+    )
+    for _ in range(draw.choice([0, 0, 1, 1, 2, 5])):
+        name = draw.choice(sorted(shapes) or ["x"])
+        shape, dtype = shapes.pop(name, ((1,), "I8"))
+        kind = draw.randrange(5)
+        if kind == 0:
+            name = draw.choice(PREFIXES) + name.removeprefix("layers.0.")
+        elif kind == 1:
+            shape = tuple(draw.choice([0, 1, n, n, n + 1, 2 * n, 7]) for n in shape)[: draw.choice([0, 1, 9, 9])]
+        elif kind == 2:
+            shape = draw.choice([(), (2**40, 0), (0, 2**61), (*shape, 1), (1,) * 16, (6_000_000,), shape[::-1]])
+        elif kind == 3:
+            dtype = draw.choice([*headers.DTYPE_BYTES, "I4", "", "bfloat16"])
+        if kind:
+            shapes[draw.choice([name, name, draw.choice(TENSOR_NAMES), draw.choice(WORDS)])] = (shape, dtype)
+        if draw.random() < 0.5:
+            shapes[name] = (shape, dtype)
+    entries, at = {}, 0
+    for name, (shape, dtype) in shapes.items():
+        count = headers.DTYPE_BYTES.get(dtype, 1)
+        for n in shape:
+            count *= n
+        count = count if count < 1 << 40 else 8
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + count]}
+        at += count
+    tree = dict(entries)
+    if draw.random() < 0.2:
+        tree["__metadata__"] = draw.choice([{"format": "pt"}, {"torchspec_version": "1"}, *GARBAGE])
+    if draw.random() < lies:
+        tree = mutated(draw, tree, draw.choice([1, 1, 3]))
+    return text_of(tree), at, entries
+
+
+def weights(draw: random.Random, file: Path, lies: float) -> None:
+    text, size, entries = header(draw, lies)
+    length = (
+        len(text)
+        if draw.random() > lies / 3
+        else draw.choice([0, 1, len(text) - 1, len(text) + 1, 2**31, 2**60, 2**64 - 1])
+    )
+    if draw.random() < lies / 3:
+        text = draw.choice(
+            [damaged(draw, text), draw.randbytes(draw.randrange(300)), b"[]", b"{}", b"null", b"[" * 100_000]
+        )
+    with file.open("wb") as out:
+        out.write(length.to_bytes(8, "little") + text)
+        start = out.tell()
+        out.truncate(max(0, start + size - (draw.randrange(9) if draw.random() < lies / 4 else 0)))
+        for name, data in zip(("d2t", "t2d"), drafts.mapping(), strict=True):
+            if name in entries and draw.random() < 0.9:
+                out.seek(start + entries[name]["data_offsets"][0])
+                count = min(entries[name]["data_offsets"][1] - entries[name]["data_offsets"][0], 3000)
+                out.write((data if draw.random() < 0.8 else draw.randbytes(count))[:count])
+
+
+def config(draw: random.Random, file: Path, seeds: list[dict[str, Any]]) -> None:
+    text = text_of(mutated(draw, draw.choice(seeds), draw.choice([0, 1, 1, 2, 4, 12])))
+    file.write_bytes(damaged(draw, text) if draw.random() < 0.03 else text)
+
+
+def index(draw: random.Random, file: Path) -> None:
+    tree = {"metadata": {"total_size": 8}, "weight_map": dict.fromkeys(drafts.shapes(), "model.safetensors")}
+    text = text_of(mutated(draw, tree, draw.choice([0, 1, 1, 2, 5])))
+    file.write_bytes(damaged(draw, text) if draw.random() < 0.3 else text)
+
+
+def listing(draw: random.Random, file: Path) -> None:
+    forms = ("{}\t{}\t{}", "{} {} {}", "{}\t{}", "{}  {}", "{}", "# {}", "\t{}\t{}\t{}\t", "{}\t\t{}")
+    lines = []
+    for name, (shape, dtype) in draw.sample(sorted(drafts.shapes().items()), draw.randrange(12)):
+        shown = draw.choice(
+            [list(shape), "x".join(map(str, shape)), f"torch.Size({list(shape)})", shape, "[" * 9, 10**30, ""]
+        )
+        lines.append(draw.choice(forms).format(name, shown, draw.choice([dtype, "torch.bfloat16", "🦅", ""])))
+    if draw.random() < 0.03:  # long lines that nearly match
+        lines.append(
+            "x " + draw.choice(["a", " ", "[", "1,", "é", "a."]) * 30_000 + draw.choice(["", "!", "]", "\t", "(", "1"])
+        )
+    data = "\n".join(lines).encode()
+    file.write_bytes(damaged(draw, data) if draw.random() < 0.5 else data)
+
+
+# ---- what is called
+
+
+def whole(draw: random.Random, folder: Path) -> Callable[[], object]:
+    """A folder as ``eaglebook inspect`` and ``convert`` see it: read, checked, shown, planned, compared."""
+    config(draw, folder / "config.json", DRAFTS)
+    alone, verifier = draw.random() < 0.2, None
+    if not alone:
+        weights(draw, folder / "model.safetensors", lies=0.05)
+    if draw.random() < 0.1:
+        config(draw, folder / source.BACKUP, DRAFTS[1:2])
+    if draw.random() < 0.1:
+        index(draw, folder / "model.safetensors.index.json")
+    if draw.random() < 0.4:
+        verifier = folder / draw.choice(["verifier", "verifier.json"])
+        verifier.mkdir() if verifier.suffix == "" else None
+        config(draw, verifier / "config.json" if verifier.is_dir() else verifier, VERIFIERS)
+        if verifier.is_dir():
+            weights(draw, verifier / "model.safetensors", lies=0.3)
+            index(draw, verifier / "model.safetensors.index.json") if draw.random() < 0.3 else None
+    given = folder / "list.txt" if alone and draw.random() < 0.5 else None
+    if given:
+        listing(draw, given)
+    version, to = draw.choice([(0, 16), (0, 22), (0, 32), (0, 33)]), draw.choice(convert.LAYOUTS)
+    told = convert.Told(*draw.choice([((), ()), (("input", (2, 30, 58), "org/name", 3), ())])[0])
+    mean, fix, after = draw.choice(["", "input", "output"]), draw.random() < 0.5, draw.randrange(4)
+
+    def call() -> None:
+        said = inspection.inspect(folder, verifier=verifier, version=version, tensor_list=given, ids_mean=mean)
+        if after == 0:
+            json.dumps(said.as_dict(), indent=1)
+        elif after == 1:
+            cli_checkpoint.out = Console(file=io.TextIOWrapper(io.BytesIO(), "utf-8"), highlight=False, soft_wrap=True)
+            cli_checkpoint.show(said)
+        elif after == 2:
+            convert.check(convert.plan(said.case, to, told, fix=fix), to, said.case.verifier)
+        else:
+            diff.compare(said.case, said.case, hashes=False)
+
+    return call
+
+
+def one_file(write: Callable[..., None], read: Callable[[Path], object], name: str, *more: Any) -> Any:
+    def make(draw: random.Random, folder: Path) -> Callable[[], object]:
+        write(draw, folder / name, *more)
+        return lambda: read(folder / name)
+
+    return make
+
+
+KINDS = {
+    "header": (25, one_file(weights, headers.read_header, "model.safetensors", 1.0)),
+    "index": (15, one_file(index, headers.read_index, "model.safetensors.index.json")),
+    "list": (15, one_file(listing, source.read_list, "list.txt")),
+    "folder": (45, whole),
+}
+
+
+# ---- the loop
+
+
+def failure(run: Callable[[], object], kind: str) -> tuple[tuple[str, ...], str] | None:
+    """A key that tells failures apart, and the message; None when all is well."""
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+    peak, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    signal.setitimer(signal.ITIMER_REAL, STUCK_S)
+    try:
+        run()
+    except UserError:
+        pass
+    except (Exception, Stuck) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        ours = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if "/eaglebook/" in f.filename]
+        return (
+            kind,
+            type(error).__name__,
+            (ours or ["?"])[-1],
+        ), f"{str(error)[:150]!r} via {' < '.join(ours[::-1][:4])}"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    took, after = time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if after > peak and after // 1024 - before > LIMIT_MB:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # the peak counts anew
+        return (kind, "memory", ""), f"{after // 1024 - before} MB"
+    return ((kind, "slow", ""), f"{took:.1f} s") if took > LIMIT_S else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="repeat this input alone, and keep its files")
+    given = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    signal.signal(signal.SIGALRM, stuck)
+    work = Path(tempfile.mkdtemp(prefix="eaglebook-fuzz-"))
+    seen: dict[tuple[str, ...], tuple[int, int, str]] = {}  # size and number of the smallest input, message
+    counts: Counter[tuple[str, ...]] = Counter()
+    ran: Counter[str] = Counter()
+    began = time.perf_counter()
+    for number in [given.only] if given.only is not None else range(given.count):
+        draw = random.Random(f"{given.seed}:{number}")
+        kind = draw.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
+        folder = work / "input"
+        folder.mkdir()
+        found = failure(KINDS[kind][1](draw, folder), kind)
+        ran[kind] += 1
+        if found:
+            key, message = found
+            counts[key] += 1
+            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            if key not in seen or size < seen[key][0]:
+                if key not in seen:
+                    print(f"seed {given.seed} input {number}: {' '.join(key)}: {message}", flush=True)
+                seen[key] = (size, number, message)
+                kept = work / "-".join(part.replace(":", "-") for part in key if part)
+                shutil.rmtree(kept, ignore_errors=True)
+                folder.rename(kept)
+            gc.collect()
+        if given.only is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    took = time.perf_counter() - began
+    print(f"{sum(ran.values()):,} inputs in {took:.0f} s ({', '.join(f'{n:,} {kind}' for kind, n in ran.items())})")
+    for key, times in counts.most_common():
+        print(f"{times:7,} × {' '.join(key)}: {seen[key][2]} (--seed {given.seed} --only {seen[key][1]})")
+    if seen or given.only is not None:
+        print(f"files: {work}")
+    else:
+        shutil.rmtree(work)
+    return 1 if seen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
