@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -54,28 +53,19 @@ KIMI: dict[str, Any] = {
 }  # fmt: skip
 
 
-def sizes() -> drafts.Shapes:
-    return drafts.shapes(
-        heads=HEADS, kv=HEADS, head_dim=128, inner=INNER, hidden=HIDDEN, draft_vocab=DRAFT_VOCAB, vocab=VOCAB
-    )
-
-
-def configs() -> dict[str, dict[str, Any]]:
+def configs(hidden: int = HIDDEN) -> dict[str, dict[str, Any]]:
     """The same draft as speculators writes it and as vLLM reads it."""
     told = {"name_or_path": "moonshotai/Kimi-K2.5", "architectures": KIMI["architectures"]}
     methods = [{"proposal_type": "greedy", "speculative_tokens": 3, "accept_tolerance": 0.0, "verifier_accept_k": 1}]
     spec = {"algorithm": "eagle3", "default_proposal_method": "greedy", "proposal_methods": methods, "verifier": told}
-    ids = {"eagle_aux_hidden_state_layer_ids": IDS}
-    nested = drafts.nested(LAYER, draft_vocab_size=DRAFT_VOCAB, speculators_config=spec, **ids)
+    layer, ids = {**LAYER, "hidden_size": hidden}, {"eagle_aux_hidden_state_layer_ids": IDS}
     eagle = {"use_aux_hidden_state": True, "verifier_name_or_path": told["name_or_path"], **ids}
     scaling = {key: value for key, value in ROPE.items() if key != "rope_theta"}
-    sizes = {
-        "draft_vocab_size": DRAFT_VOCAB,
-        "target_hidden_size": HIDDEN,
-        "rope_theta": 50000.0,
-        "rope_scaling": scaling,
+    flat = {"target_hidden_size": hidden, "rope_theta": 50000.0, "rope_scaling": scaling, "eagle_config": eagle}
+    return {
+        "nested": drafts.nested(layer, draft_vocab_size=DRAFT_VOCAB, speculators_config=spec, **ids),
+        "flat": drafts.flat(**layer, draft_vocab_size=DRAFT_VOCAB, **flat, **ids),
     }
-    return {"nested": nested, "flat": drafts.flat(**LAYER, **sizes, **ids, eagle_config=eagle)}
 
 
 def sparse(file: Path, tensors: drafts.Shapes, values: dict[str, bytes] | None = None) -> int:
@@ -97,11 +87,14 @@ def sparse(file: Path, tensors: drafts.Shapes, values: dict[str, bytes] | None =
     return start + at
 
 
-def draft(folder: Path, config: dict[str, Any]) -> int:
+def draft(folder: Path, layout: str, hidden: int = HIDDEN) -> int:
+    """A draft of Kimi-K2.5 with a valid vocabulary mapping and all weights zero. Bytes of the weights."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(configs(hidden)[layout]))
+    widths = {"heads": HEADS, "kv": HEADS, "head_dim": 128, "inner": INNER, "hidden": hidden}
+    tensors = drafts.shapes(**widths, draft_vocab=DRAFT_VOCAB, vocab=VOCAB)
     d2t, t2d = drafts.mapping(DRAFT_VOCAB, VOCAB)
-    return sparse(folder / "model.safetensors", sizes(), {"d2t": d2t, "t2d": t2d})
+    return sparse(folder / "model.safetensors", tensors, {"d2t": d2t, "t2d": t2d})
 
 
 def kimi_names() -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -113,7 +106,8 @@ def kimi_names() -> Iterator[tuple[str, tuple[int, ...], str]]:
         for name, shape in (
             ("self_attn.q_a_proj", (1536, HIDDEN)), ("self_attn.q_a_layernorm", (1536,)), ("self_attn.q_b_proj", (12288, 1536)),
             ("self_attn.kv_a_proj_with_mqa", (576, HIDDEN)), ("self_attn.kv_a_layernorm", (512,)),
-            ("self_attn.kv_b_proj", (16384, 512)), ("self_attn.o_proj", (HIDDEN, 8192)), ("input_layernorm", (HIDDEN,)), ("post_attention_layernorm", (HIDDEN,)),
+            ("self_attn.kv_b_proj", (16384, 512)), ("self_attn.o_proj", (HIDDEN, 8192)),
+            ("input_layernorm", (HIDDEN,)), ("post_attention_layernorm", (HIDDEN,)),
         ):  # fmt: skip
             yield f"{at}{name}.weight", shape, "BF16"
         plain = [("mlp.", INNER)] if i == 0 else [("mlp.shared_experts.", 2048)]
@@ -168,8 +162,8 @@ def main() -> int:
         work = Path(name)
         total, count = verifier(work / "Kimi-K2.5")
         commands = {"python -c pass": [sys.executable, "-c", "pass"]}
-        for layout, config in configs().items():
-            size = draft(work / layout, config)
+        for layout in ("nested", "flat"):
+            size = draft(work / layout, layout)
             verified = ["--verifier", str(work / "Kimi-K2.5"), "--json"]
             commands[f"inspect, {layout}"] = [eaglebook, "inspect", str(work / layout), *verified]
         index_mb = (work / "Kimi-K2.5/model.safetensors.index.json").stat().st_size / 1e6

@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/fuzz_parsers.py [--count 100000] [--seed 0] [--only NUMBER]
 
-Compared with one rule: a normal result or a UserError, in a second of processor time, in 200 MB. An input depends on seed
-and number alone (--only repeats one). The smallest input of each distinct failure is kept, its folder is printed.
+Compared with one rule: a normal result or a UserError, in a second of processor time, in 200 MB. Seed and number make
+an input (--only repeats one), with the words of the code it is for. The smallest input of each failure is kept.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import copy
 import gc
 import io
 import json
+import math
 import random
 import re
 import resource
@@ -47,10 +48,10 @@ RAW = {  # written into the JSON text as they are: what json.dumps refuses, or r
     "@longer": "9" * 5000, "@twice": '1, "hidden_size": 2',
 }  # fmt: skip
 GARBAGE: list[Any] = [
-    None, True, False, 0, -1, 1, 2, 3, 7, 64, 2**31, 2**53, 2**60, 2**63, 2**64, 10**30, 10**309, -(10**309), 0.0, -0.5, 1.5, 64.0,
-    1e308, 1e-320, "", " ", "3", "x" * 3000, "\x00", "\ud800", "🦅", "[bold]", "[/x]", "../x", "/etc/x", "a\nb", [], [[]], [None], [0],
-    [1, "a"], [True], [2, 4, 5], [-1, 0, 1], [2**63], ["\ud800"], [1.5, 2, 3], [[1, 2], [3]], [{}], list(range(300)), {}, {"": 1},
-    {"a": {"b": [{}]}}, {"type": []}, {"rope_type": {}, "factor": None}, {"name": 3}, {"\ud800": "\ud800"}, *RAW,
+    None, True, False, 0, -1, 1, 2, 3, 7, 64, 2**31, 2**53, 2**60, 2**63, 2**64, 10**30, 10**309, -(10**309), 0.0, -0.5, 1.5,
+    64.0, 1e308, 1e-320, "", " ", "3", "x" * 3000, "\x00", "\ud800", "🦅", "[bold]", "[/x]", "../x", "/etc/x", "a\nb", [], [[]],
+    [None], [0], [1, "a"], [True], [2, 4, 5], [-1, 0, 1], [2**63], ["\ud800"], [1.5, 2, 3], [[1, 2], [3]], [{}], [*range(300)],
+    {}, {"": 1}, {"a": {"b": [{}]}}, {"type": []}, {"rope_type": {}, "factor": None}, {"name": 3}, {"\ud800": "\ud800"}, *RAW,
 ]  # fmt: skip
 MLA = {"model_type": "kimi_k2", "architectures": ["Eagle3DeepseekV2ForCausalLM"], "q_lora_rank": 24, "kv_lora_rank": 512,
        "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32}  # fmt: skip
@@ -61,10 +62,7 @@ DRAFTS = [
     {"model_type": "eagle", "method": "eagle3", "architectures": ["EAGLE3"], "model": drafts.flat()},
     drafts.nested(speculators_model_type="peagle"), drafts.flat(rope_scaling={"type": "yarn", "factor": 4.0, "rope_theta": 1e6}),
 ]  # fmt: skip
-VERIFIERS = [
-    drafts.VERIFIER,
-    {"model_type": "kimi_k25", "text_config": {**drafts.VERIFIER, **MLA}, "vision_config": {}, **QUANTISED},
-]
+KIMI = {"model_type": "kimi_k25", "text_config": {**drafts.VERIFIER, **MLA}, "vision_config": {}, **QUANTISED}
 
 
 class Stuck(BaseException):
@@ -73,9 +71,6 @@ class Stuck(BaseException):
 
 def stuck(*_: object) -> None:
     raise Stuck
-
-
-# ---- values and JSON
 
 
 def spots(tree: Any) -> list[tuple[Any, Any]]:
@@ -88,24 +83,20 @@ def mutated(draw: random.Random, tree: Any, times: int) -> Any:
     for _ in range(times):
         if not (found := spots(tree)):
             return copy.deepcopy(draw.choice(GARBAGE))
-        where, key = draw.choice(found)
-        kind = draw.randrange(7)
+        (where, key), (other, name), word = draw.choice(found), draw.choice(found), draw.choice(WORDS)
+        garbage, kind = copy.deepcopy(draw.choice([*GARBAGE, word, {word: draw.choice(GARBAGE)}])), draw.randrange(7)
         if kind == 0:
             del where[key]
         elif kind <= 2:
-            where[key] = copy.deepcopy(draw.choice(GARBAGE))
+            where[key] = garbage
         elif kind == 3:
-            other, name = draw.choice(found)
             where[key] = copy.deepcopy(other[name])
         elif kind == 4:
-            where[key] = draw.choice(
-                [[where[key]], {draw.choice(WORDS): where[key]}, str(where[key]), draw.choice(WORDS)]
-            )
+            where[key] = draw.choice([[where[key]], {word: where[key]}, str(where[key]), word])
         elif isinstance(where, dict):
-            value = draw.choice([*GARBAGE, draw.choice(WORDS), {draw.choice(WORDS): draw.choice(GARBAGE)}])
-            where[draw.choice([draw.choice(WORDS)] * 9 + ["\ud800"])] = copy.deepcopy(value)
+            where[draw.choice([*[draw.choice(WORDS)] * 9, "\ud800"])] = garbage
         else:
-            where.insert(draw.randrange(len(where) + 1), copy.deepcopy(draw.choice(GARBAGE)))
+            where.insert(key, garbage)
     return tree
 
 
@@ -118,36 +109,34 @@ def text_of(tree: Any) -> bytes:
 
 def damaged(draw: random.Random, data: bytes) -> bytes:
     """A few bytes changed, removed or repeated."""
-    out = bytearray(data)
     for _ in range(draw.randint(1, 4)):
-        at, kind = draw.randrange(len(out) + 1), draw.randrange(5)
-        if kind == 0:
-            del out[at:]
-        elif kind == 1:
-            del out[at : at + draw.randint(1, 20)]
-        elif kind == 2:
-            out[at:at] = draw.choice(
-                [b"\xff", b"\x00", b'"', b"{", b"]", b"\xef\xbb\xbf", b"\n", b"\t", draw.randbytes(8)]
-            )
-        elif kind == 3:
-            out[at:at] = out[at : at + 40] * draw.choice([1, 3, 1000])
-        elif at < len(out):
-            out[at] = draw.randrange(256)
-    return bytes(out)
-
-
-# ---- files
+        at, end = sorted(draw.choices(range(len(data) + 1), k=2))
+        end = min(end, at + 40) if draw.random() < 0.9 else end
+        more = [
+            b"",
+            b"\xff",
+            b"\x00",
+            b'"',
+            b"{",
+            b"]",
+            b"\xef\xbb\xbf",
+            b"\n",
+            b"\t",
+            draw.randbytes(8),
+            data[at:end] * 1000,
+        ]
+        data = data[:at] + draw.choice(more)[: 1 << 16] + data[draw.choice([at, end]) :]
+    return data
 
 
 def header(draw: random.Random, lies: float) -> tuple[bytes, int, dict[str, Any]]:
-    """Header of a draft with odd names, shapes and types, correct but for ``lies``; bytes of its data."""
-    shapes: dict[str, Any] = dict(
-        draw.choice([drafts.shapes(), drafts.shapes(), drafts.shapes(qk_norm=True), drafts.mla_shapes()])
-    )
+    """Header of a draft with odd names, shapes and types, correct but for ``lies``; bytes of its data; its entries."""
+    shapes: Any = dict(draw.choice([drafts.shapes, drafts.shapes, drafts.mla_shapes])())
     for _ in range(draw.choice([0, 0, 1, 1, 2, 5])):
-        name = draw.choice(sorted(shapes) or ["x"])
-        shape, dtype = shapes.pop(name, ((1,), "I8"))
-        kind = draw.randrange(5)
+        name, kind = draw.choice(sorted(shapes)), draw.randrange(5)
+        shape, dtype = shapes[name]
+        if draw.random() < 0.5 and len(shapes) > 1:
+            del shapes[name]
         if kind == 0:
             name = draw.choice(PREFIXES) + name.removeprefix("layers.0.")
         elif kind == 1:
@@ -156,46 +145,36 @@ def header(draw: random.Random, lies: float) -> tuple[bytes, int, dict[str, Any]
             shape = draw.choice([(), (2**40, 0), (0, 2**61), (*shape, 1), (1,) * 16, (6_000_000,), shape[::-1]])
         elif kind == 3:
             dtype = draw.choice([*headers.DTYPE_BYTES, "I4", "", "bfloat16"])
-        if kind:
-            shapes[draw.choice([name, name, draw.choice(TENSOR_NAMES), draw.choice(WORDS)])] = (shape, dtype)
-        if draw.random() < 0.5:
-            shapes[name] = (shape, dtype)
+        shapes[draw.choice([name, name, draw.choice(TENSOR_NAMES), draw.choice(WORDS)])] = (shape, dtype)
     entries, at = {}, 0
     for name, (shape, dtype) in shapes.items():
-        count = headers.DTYPE_BYTES.get(dtype, 1)
-        for n in shape:
-            count *= n
-        count = count if count < 1 << 40 else 8
+        count = math.prod(shape) * headers.DTYPE_BYTES.get(dtype, 1) % (1 << 40)
         entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + count]}
         at += count
-    tree = dict(entries)
+    tree: Any = dict(entries)
     if draw.random() < 0.2:
         tree["__metadata__"] = draw.choice([{"format": "pt"}, {"torchspec_version": "1"}, *GARBAGE])
-    if draw.random() < lies:
-        tree = mutated(draw, tree, draw.choice([1, 1, 3]))
-    return text_of(tree), at, entries
+    return text_of(mutated(draw, tree, draw.choice([1, 1, 3])) if draw.random() < lies else tree), at, entries
 
 
 def weights(draw: random.Random, file: Path, lies: float) -> None:
     text, size, entries = header(draw, lies)
-    length = (
-        len(text)
-        if draw.random() > lies / 3
-        else draw.choice([0, 1, len(text) - 1, len(text) + 1, 2**31, 2**60, 2**64 - 1])
-    )
+    length = len(text)
     if draw.random() < lies / 3:
-        text = draw.choice(
-            [damaged(draw, text), draw.randbytes(draw.randrange(300)), b"[]", b"{}", b"null", b"[" * 100_000]
-        )
+        length = draw.choice([0, 1, length - 1, length + 1, 2**31, 2**60, 2**64 - 1])
+    elif draw.random() < lies / 2:
+        broken = [damaged(draw, text), draw.randbytes(draw.randrange(300)), b"[]", b"{}", b"null", b"[" * 100_000]
+        text = draw.choice([*broken[:1] * 4, *broken])
+        length = len(text)
     with file.open("wb") as out:
         out.write(length.to_bytes(8, "little") + text)
         start = out.tell()
         out.truncate(max(0, start + size - (draw.randrange(9) if draw.random() < lies / 4 else 0)))
         for name, data in zip(("d2t", "t2d"), drafts.mapping(), strict=True):
             if name in entries and draw.random() < 0.9:
-                out.seek(start + entries[name]["data_offsets"][0])
-                count = min(entries[name]["data_offsets"][1] - entries[name]["data_offsets"][0], 3000)
-                out.write((data if draw.random() < 0.8 else draw.randbytes(count))[:count])
+                first, end = entries[name]["data_offsets"]
+                out.seek(start + first)
+                out.write((data if draw.random() < 0.8 else draw.randbytes(len(data)))[: end - first])
 
 
 def config(draw: random.Random, file: Path, seeds: list[dict[str, Any]]) -> None:
@@ -213,14 +192,12 @@ def listing(draw: random.Random, file: Path) -> None:
     forms = ("{}\t{}\t{}", "{} {} {}", "{}\t{}", "{}  {}", "{}", "# {}", "\t{}\t{}\t{}\t", "{}\t\t{}")
     lines = []
     for name, (shape, dtype) in draw.sample(sorted(drafts.shapes().items()), draw.randrange(12)):
-        shown = draw.choice(
-            [list(shape), "x".join(map(str, shape)), f"torch.Size({list(shape)})", shape, "[" * 9, 10**30, ""]
-        )
-        lines.append(draw.choice(forms).format(name, shown, draw.choice([dtype, "torch.bfloat16", "🦅", ""])))
+        shown = [list(shape), "x".join(map(str, shape)), f"torch.Size({list(shape)})", shape, "[" * 9, 10**30, ""]
+        dtype = draw.choice([dtype, "torch.bfloat16", "🦅", ""])
+        lines.append(draw.choice(forms).format(name, draw.choice(shown), dtype))
     if draw.random() < 0.03:  # long lines that nearly match
-        lines.append(
-            "x " + draw.choice(["a", " ", "[", "1,", "é", "a."]) * 30_000 + draw.choice(["", "!", "]", "\t", "(", "1"])
-        )
+        many = draw.choice(["a", " ", "[", "1,", "é", "a.", "("]) * 30_000
+        lines.append(draw.choice(["x ", "x\t", "x\t1\t"]) + many + draw.choice(["", "!", "]", "\t", "(", "1"]))
     data = "\n".join(lines).encode()
     file.write_bytes(damaged(draw, data) if draw.random() < 0.5 else data)
 
@@ -241,7 +218,7 @@ def whole(draw: random.Random, folder: Path) -> Callable[[], object]:
     if draw.random() < 0.4:
         verifier = folder / draw.choice(["verifier", "verifier.json"])
         verifier.mkdir() if verifier.suffix == "" else None
-        config(draw, verifier / "config.json" if verifier.is_dir() else verifier, VERIFIERS)
+        config(draw, verifier / "config.json" if verifier.is_dir() else verifier, [drafts.VERIFIER, KIMI])
         if verifier.is_dir():
             weights(draw, verifier / "model.safetensors", lies=0.3)
             index(draw, verifier / "model.safetensors.index.json") if draw.random() < 0.3 else None
@@ -249,7 +226,7 @@ def whole(draw: random.Random, folder: Path) -> Callable[[], object]:
     if given:
         listing(draw, given)
     version, to = draw.choice([(0, 16), (0, 22), (0, 32), (0, 33)]), draw.choice(convert.LAYOUTS)
-    told = convert.Told(*draw.choice([((), ()), (("input", (2, 30, 58), "org/name", 3), ())])[0])
+    told = draw.choice([convert.Told(), convert.Told("input", (2, 30, 58), "org/name", 3)])
     mean, fix, after = draw.choice(["", "input", "output"]), draw.random() < 0.5, draw.randrange(4)
 
     def call() -> None:
@@ -298,11 +275,8 @@ def failure(run: Callable[[], object], kind: str) -> tuple[tuple[str, ...], str]
     except (Exception, Stuck) as error:
         frames = traceback.extract_tb(error.__traceback__)
         ours = [f"{Path(f.filename).name}:{f.lineno}" for f in frames if "/eaglebook/" in f.filename]
-        return (
-            kind,
-            type(error).__name__,
-            (ours or ["?"])[-1],
-        ), f"{str(error)[:150]!r} via {' < '.join(ours[::-1][:4])}"
+        key = (kind, type(error).__name__, ours[-1] if ours else "?")
+        return key, f"{str(error)[:150]!r} via {' < '.join(ours[::-1][:4])}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     took, after = time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -108,6 +108,8 @@ class Train(Notebook):
 
 class Checkpoint(Notebook):
     draft: str = ""
+    ids_mean: Literal["", "input", "output"] = ""
+    verifier_public_name: str = ""
 
 
 class LoadLadder(Notebook):

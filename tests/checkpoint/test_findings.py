@@ -344,3 +344,15 @@ def test_inspection_imports_no_heavy_library(tmp_path: Path) -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "draft")], check=True, capture_output=True, timeout=60)
+
+
+def test_every_code_is_explained_in_the_docs() -> None:
+    import re
+
+    from eaglebook import paths
+
+    modules = ("source", "checks", "tensor_checks", "geometry", "values")
+    code = "".join((paths.ROOT / "lib/eaglebook/checkpoint" / f"{name}.py").read_text() for name in modules)
+    known = set(re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)+)"', code)) - {"utf-8"}
+    explained = set(re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+)`", (paths.ROOT / "docs" / "findings.md").read_text()))
+    assert known == explained

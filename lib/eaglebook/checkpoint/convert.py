@@ -49,7 +49,7 @@ class Plan:
     config: dict[str, Any]
     pieces: tuple[Piece, ...]
     changes: tuple[str, ...]
-    backup: dict[str, Any] | None = None
+    backup: Path | None = None  # the nested config to keep beside a flat one
     metadata: dict[str, str] = field(default_factory=dict)
 
 
@@ -94,7 +94,7 @@ def plan(case: Case, to: str, told: Told | None = None, *, fix: bool = False) ->
         config=config,
         pieces=pieces,
         changes=(*repaired.changes, *said, *moved, *renamed),
-        backup=case.source.config if case.format.layout == NESTED and to != SPECULATORS else None,
+        backup=case.source.folder / "config.json" if case.format.layout == NESTED and to != SPECULATORS else None,
         metadata=dict(case.source.metadata),
     )
 
@@ -134,7 +134,7 @@ def write(made: Plan, target: Path, extra: Mapping[str, str] | None = None) -> N
             weights.write(made.pieces, scratch / "model.safetensors", made.metadata)
         _write_json(scratch / "config.json", made.config)
         if made.backup is not None:
-            _write_json(scratch / BACKUP, made.backup)
+            shutil.copyfile(made.backup, scratch / BACKUP)
         for name, text in (extra or {}).items():
             (scratch / name).write_text(text, encoding="utf-8")
         if target.exists():
@@ -319,16 +319,5 @@ def run(
 
 
 __all__ = [
-    "FLAT",
-    "LAYOUTS",
-    "SGLANG",
-    "SPECULATORS",
-    "VLLM",
-    "Plan",
-    "Told",
-    "check",
-    "plan",
-    "run",
-    "write",
-    "write_in_place",
-]
+    "FLAT", "LAYOUTS", "NORM_FLAGS", "SGLANG", "SPECULATORS", "VLLM", "Plan", "Told", "check", "plan", "run", "write", "write_in_place",
+]  # fmt: skip

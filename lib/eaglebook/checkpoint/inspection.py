@@ -24,6 +24,7 @@ from eaglebook.checkpoint import (
 )
 from eaglebook.checkpoint.case import Case
 from eaglebook.checkpoint.findings import Finding
+from eaglebook.checkpoint.headers import Tensor
 from eaglebook.checkpoint.verifier_config import VerifierFacts
 from eaglebook.checkpoint.verifier_config import read as read_verifier
 
@@ -38,6 +39,14 @@ class Inspection:
     @property
     def errors(self) -> list[Finding]:
         return [finding for finding in self.findings if finding.severity == "error"]
+
+    @classmethod
+    def of(
+        cls, path: Path, config: dict[str, Any], tensors: dict[str, Tensor], verifier: VerifierFacts | None = None
+    ) -> Inspection:
+        """An inspection of a config and tensors that need not exist together on disk."""
+        case = examine(source.Source(path, config, tensors), verifier)
+        return cls(case, checks.examine(case))
 
     def as_dict(self) -> dict[str, Any]:
         """The object of ``--json``."""

@@ -124,11 +124,16 @@ class VerifierFacts:
 
     @property
     def default_aux_layer_ids(self) -> list[int] | None:
-        """``[2, L//2, L-3]``, what vLLM 0.32 captures when no ids are configured (``models/interfaces.py``).
+        """What vLLM takes when a draft names no ids; None when the number of layers is not known."""
+        return None if self.num_layers is None else default_aux_layer_ids(self.num_layers)
 
-        Unusable below 7 layers (duplicates or negatives), where vLLM computes them all the same.
-        """
-        return None if self.num_layers is None else [2, self.num_layers // 2, self.num_layers - 3]
+
+def default_aux_layer_ids(num_layers: int) -> list[int]:
+    """``[2, L//2, L-3]``; id k is the stream entering layer k (vLLM 0.32 ``interfaces.py``, speculators 0.9).
+
+    Unusable below seven layers (repeated or negative ids); the numbers are returned as vLLM computes them.
+    """
+    return [2, num_layers // 2, num_layers - 3]
 
 
 def read(path: Path) -> VerifierFacts:

@@ -1,0 +1,91 @@
+"""``eaglebook convert`` of a 4.7 GB draft against ``cp`` of its weights, alternating in one run on one disk.
+
+    .venv/bin/python benchmarks/bench_convert.py [--gigabytes 4.7]
+
+Source in the page cache, neither waits for the disk at its end; before each run the target is gone and the disk is quiet.
+Prints median seconds, the ratio of speeds (0.9 or more is wanted) and the peak memory of convert (200 MB at most).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from bench_inspect import DRAFT_VOCAB, HIDDEN, VOCAB, draft, measured
+
+ROUNDS, WANTED_RATIO, LIMIT_MB, WHOLE_GB = 3, 0.9, 200, 4.73
+_BLOCK = 64 << 20
+
+
+def fill(file: Path, first: int, last: int) -> None:
+    """Random bytes between two places, one block of them repeated, and all of the file left in the page cache."""
+    block = os.urandom(_BLOCK)
+    with file.open("r+b") as out:
+        out.seek(first)
+        for at in range(first, last, _BLOCK):
+            out.write(block[: last - at])
+    with file.open("rb") as stream:
+        while stream.read(_BLOCK):
+            pass
+
+
+def main(gigabytes: float) -> int:
+    eaglebook = str(Path(sys.executable).with_name("eaglebook"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the files go away then, too
+    with tempfile.TemporaryDirectory(prefix="eaglebook-bench-") as name:
+        work = Path(name)
+        free = shutil.disk_usage(work).free / 1e9
+        if free < 3 * gigabytes:
+            print(
+                f"{3 * gigabytes:.0f} GB of disk are needed, {free:.0f} are free. Next: --gigabytes {free / 4:.1f}, or TMPDIR"
+            )
+            return 2
+        hidden = max(
+            64, round(HIDDEN * gigabytes / WHOLE_GB / 64) * 64
+        )  # nearly every matrix has a side of this length
+        size = draft(work / "draft", "nested", hidden)
+        source, out, copy = work / "draft/model.safetensors", work / "out", work / "copy.safetensors"
+        with source.open("rb") as stream:
+            start = 8 + int.from_bytes(stream.read(8), "little")
+        fill(source, start, size - 8 * DRAFT_VOCAB - VOCAB)  # d2t and t2d at the end stay
+        commands = {
+            "cp": ["cp", str(source), str(copy)],
+            "convert": [eaglebook, "convert", str(work / "draft"), str(out)],
+        }
+        times: dict[str, list[float]] = {"cp": [], "convert": []}
+        peaks = []
+        for _ in range(ROUNDS):
+            for name, command in commands.items():
+                copy.unlink(missing_ok=True)
+                shutil.rmtree(out, ignore_errors=True)
+                os.sync()
+                took, peak, _ = measured(command)
+                times[name].append(took)
+                peaks += [peak] if name == "convert" else []
+        said = measured([eaglebook, "diff", str(work / "draft"), str(out)])[2]
+        assert said.strip() == "identical", said
+    median = {name: statistics.median(values) for name, values in times.items()}
+    print(f"{size / 1e9:.2f} GB")
+    for name, took in median.items():
+        print(
+            f"{name:8} {took:6.2f} s {size / took / 1e9:6.2f} GB/s   {min(times[name]):.2f} to {max(times[name]):.2f} s"
+        )
+    ratio = median["cp"] / median["convert"]
+    passed = ratio >= WANTED_RATIO and max(peaks) <= LIMIT_MB
+    print(
+        f"convert reaches {ratio:.2f} × the speed of cp (wanted {WANTED_RATIO}), {max(peaks):.0f} MB at most (limit {LIMIT_MB})"
+    )
+    print(f"tensors identical; {'kept' if passed else 'NOT kept'}")
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=WHOLE_GB)
+    sys.exit(main(parser.parse_args().gigabytes))
