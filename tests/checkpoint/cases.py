@@ -73,6 +73,11 @@ CASES: dict[str, Case] = {
     "layer_types too short": (flat(num_hidden_layers=2, layer_types=["full_attention"]), shapes(layers=2)),
     "layer_types too short, nested": (nested({"num_hidden_layers": 2, "layer_types": ["full_attention"]}), shapes(layers=2)),
     "layer_types too long": (flat(layer_types=["full_attention"] * 3), shapes()),
+    "llama3 rope without factors": (flat(rope_theta=None, rope_parameters={"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0}), shapes()),
+    "yarn rope without factor, nested": (nested({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}), shapes()),
+    "old rope_scaling without factor": (flat(rope_parameters=None, rope_scaling={"type": "linear"}), shapes()),
+    "yarn rope": (flat(rope_theta=None, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}), shapes()),
+    "mrope": (flat(rope_parameters=None, rope_scaling={"type": "mrope", "mrope_section": [4, 6, 6]}), shapes()),
     # missing: silent
     "no fc": (flat(), without("fc.weight")),
     "no norm": (flat(), without("norm.weight")),

@@ -1,7 +1,8 @@
 """Load drafts with the real loader of the installed vLLM, many in one process, and say where every value went.
 
 ``python vllm_judge.py VERIFIER_DIR`` reads a JSON list of draft folders from stdin. Every stored tensor is expected to be
-filled with one number of its own. Prints one JSON object: folder -> ``{"stage", "error", "found": {parameter: {number: count}}}``.
+filled with one number of its own; a folder without weights is only built. Prints one JSON object: folder ->
+``{"stage", "error", "found": {parameter: {number: count}}}``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ def judge(folder: str, verifier: str) -> dict[str, object]:
         config = engine_config(ask)
         draft = config.speculative_config.draft_model_config
         stage = "load"
+        if not (Path(folder) / "model.safetensors").exists():  # a config alone: its class is built without memory
+            with set_current_vllm_config(config), set_default_torch_dtype(draft.dtype), torch.device("meta"):
+                initialize_model(vllm_config=config, model_config=draft)
+            return {"stage": "", "error": "", "found": {}}
         with set_current_vllm_config(config):
             with set_default_torch_dtype(draft.dtype):
                 model = initialize_model(vllm_config=config, model_config=draft)

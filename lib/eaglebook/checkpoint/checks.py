@@ -119,7 +119,7 @@ def _class(case: Case) -> Iterator[Finding]:
             ("model_type` key", "model-type-missing"), ("does not recognize", "model-type-unknown"), ("not supported", "architecture-unsupported"),
             ("Expected one of", "speculators-type-unsupported"), ("Unsupported model_type", "speculators-layer-unsupported"),
             ("no attribute", "speculators-key-missing"), ("Unsupported activation", "activation-unsupported"), ("layer_types", "layer-types-length"),
-            ("EAGLE-1", "method-missing"),
+            ("EAGLE-1", "method-missing"), ("rope_parameters", "rope-incomplete"),
         ):  # fmt: skip
             if part in refusal:
                 code = name
@@ -161,6 +161,8 @@ def _class(case: Case) -> Iterator[Finding]:
 
 
 def _vocabulary(case: Case) -> Iterator[Finding]:
+    if case.format.layout == NO_CONFIG:
+        return
     spec, target = case.spec, case.target_vocab
     rows = case.rows("lm_head.weight")
     stated = spec.draft_vocab_size

@@ -185,7 +185,8 @@ def _weights(folder: Path, names: list[str]) -> tuple[dict[str, Tensor] | None, 
             said.append(f.error("index-unreadable", _one_line(error), "write the index again"))
     tensors: dict[str, Tensor] = {}
     complete = True
-    for name in files:
+    named = set(index.values())
+    for name in [file for file in files if not index or file in named]:
         try:
             found = headers.read_header(folder / name)
         except UserError as error:
@@ -205,9 +206,8 @@ def _weights(folder: Path, names: list[str]) -> tuple[dict[str, Tensor] | None, 
         tensors |= found
     if index:
         said += _about_index(index, files, tensors, complete)
-        named = set(index.values())
-        tensors = {name: t for name, t in tensors.items() if t.file is not None and t.file.name in named}
-    metadata = headers.read_metadata(folder / files[0]) if complete else {}
+    first = next(iter(tensors.values()), None)
+    metadata = headers.read_metadata(first.file) if complete and first is not None and first.file is not None else {}
     return (tensors if complete else None), metadata, said
 
 

@@ -188,27 +188,30 @@ def ids_meaning(
         return Value(told, "stated", "--ids-mean")
     if eagle.get("ids_mean") in (INPUT, OUTPUT):
         return Value(eagle["ids_mean"], "stated", "eagle_config.ids_mean")
+    pattern = _default_pattern(ids.value, verifier_layers)
     if format_.layout == NESTED:
-        old = re.match(r"speculators 0\.[1-4](\.|$)", format_.producer)
-        return (
-            Value(UNKNOWN, "default", "speculators before 0.5 counted outputs, vLLM reads inputs")
-            if old
-            else Value(INPUT, "stated", "the speculators format")
-        )
+        if re.match(r"speculators 0\.[1-4](\.|$)", format_.producer):
+            return Value(UNKNOWN, "absent", "speculators before 0.5 counted outputs, vLLM reads inputs")
+        if pattern and pattern[0] == OUTPUT:
+            return Value(UNKNOWN, "absent", f"a speculators config, which counts inputs, but the ids are {pattern[1]}")
+        return Value(INPUT, "stated", "the speculators format")
     if backup is not None and backup.get(AUX_IDS) == ids.value:
         return Value(INPUT, "stated", "config_speculators.json has the same ids")
     if verifier_layers is not None and max(ids.value) == verifier_layers:
         return Value(
             INPUT, "weights", f"id {verifier_layers} exists only as an input count of {verifier_layers} layers"
         )
-    for shift, meaning in ((0, INPUT), (1, OUTPUT)) if len(ids.value) == 3 else ():
-        first, *middle, last = (i + shift for i in ids.value)
+    return Value(pattern[0], "weights", pattern[1]) if pattern else Value(UNKNOWN, "absent", "the file does not say")
+
+
+def _default_pattern(ids: Sequence[int], verifier_layers: int | None) -> tuple[str, str] | None:
+    """The reading under which three ids are exactly a verifier's default, and that default; None under neither."""
+    for shift, meaning in ((0, INPUT), (1, OUTPUT)) if len(ids) == 3 else ():
+        first, middle, last = (i + shift for i in ids)
         layers = last + 3
-        agrees = verifier_layers in (None, layers)
-        if agrees and first == 2 and middle == [layers // 2]:
-            pattern = "2, L//2, L-3" if meaning == INPUT else "1, L//2-1, L-4"
-            return Value(meaning, "weights", f"exactly ({pattern}) of {layers} layers")
-    return Value(UNKNOWN, "absent", "the file does not say")
+        if verifier_layers in (None, layers) and first == 2 and middle == layers // 2:
+            return meaning, f"exactly ({'2, L//2, L-3' if meaning == INPUT else '1, L//2-1, L-4'}) of {layers} layers"
+    return None
 
 
 class _Reader:

@@ -46,6 +46,11 @@ TARGET_WHITELIST_UNTIL = (0, 16)
 TARGET_WHITELIST = ("llama", "qwen", "minicpm", "gpt_oss", "hunyuan_vl", "hunyuan_v1_dense", "afmoe")
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 SPECULATORS_TYPES = ("eagle3", "peagle", "dflash", "dflash2", "dspark")
+# Keys without which transformers 5.19 refuses a rope type (modeling_rope_utils.py); original_max_position_embeddings is filled in.
+ROPE_NEEDS = {
+    "linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}  # fmt: skip
 STRETCHING_ROPE = ("dynamic", "longrope", "su")  # frequencies depend on max_position_embeddings
 
 

@@ -97,7 +97,7 @@ def assumed(config: Mapping[str, Any], version: Version = rules.REFERENCE) -> Vi
     fill = {**_DEFAULTS["llama"], "hidden_act": "silu"} if not layer else {"hidden_act": "silu"}
     merged = {k: v for k, v in {**fill, **config, **layer}.items() if v is not None}
     is_qwen3 = (layer or config).get("model_type") == "qwen3"
-    merged |= {"hidden_act": "silu", "layer_types": None}
+    merged |= {"hidden_act": "silu", "layer_types": None, "rope_scaling": None, "rope_parameters": None}
     return _build(
         "Eagle3Qwen3ForCausalLM" if is_qwen3 else "LlamaForCausalLMEagle3", merged, max(version, (0, 25)), flat=True
     )
@@ -186,6 +186,12 @@ def _build(architecture: str, config: Mapping[str, Any], version: Version, *, fl
     if isinstance(layer_types, list) and layer_types and layers and len(layer_types) != layers:
         refusal = f"`num_hidden_layers` ({layers}) must be equal to the number of `layer_types` ({len(layer_types)})"
         return View(class_, architecture, refusal=refusal)
+    rope = {**_object(config.get("rope_scaling")), **_object(config.get("rope_parameters"))}
+    kind = str(rope.get("rope_type", rope.get("type")))
+    lacking = [key for key in rules.ROPE_NEEDS.get(kind, ()) if rope.get(key) is None]
+    if lacking:
+        refusal = f"Missing required keys in `rope_parameters` for 'rope_type'='{kind}': {lacking}"
+        return View(class_, architecture, refusal=refusal)
     eagle = config.get("eagle_config")
     eagle = eagle if isinstance(eagle, dict) else {}
     top_ids, nested_ids = _ids(config.get(AUX_IDS)), _ids(eagle.get(AUX_IDS))
@@ -240,6 +246,10 @@ def _aux_count(
             return int(config[key])
     ids = (top_ids or nested_ids) if class_ == QWEN3 else nested_ids
     return len(ids) if ids else 3
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _ids(value: Any) -> list[int] | None:
