@@ -37,7 +37,7 @@ from eaglebook.checkpoint import convert, diff, headers, inspection, source  # n
 from eaglebook.errors import UserError  # noqa: E402
 from rich.console import Console  # noqa: E402
 
-LIMIT_S, LIMIT_MB, STUCK_S, ADDRESS_SPACE = 1.0, 200, 20, 6 << 30
+LIMIT_S, LIMIT_MB, STUCK_S, ADDRESS_SPACE = 1.0, 200, 5, 6 << 30
 CODE = "\n".join(file.read_text() for file in sorted((ROOT / "lib/eaglebook/checkpoint").glob("*.py")))
 WORDS = sorted(set(re.findall(r'"([A-Za-z_][\w.]{1,50})"', CODE)))  # every key the code looks up, every value it knows
 TENSOR_NAMES = sorted({f"{name}.weight" for name in drafts.shapes()} | {*drafts.shapes(), *drafts.mla_shapes()})
@@ -62,6 +62,8 @@ DRAFTS = [
     {"model_type": "eagle", "method": "eagle3", "architectures": ["EAGLE3"], "model": drafts.flat()},
     drafts.nested(speculators_model_type="peagle"), drafts.flat(rope_scaling={"type": "yarn", "factor": 4.0, "rope_theta": 1e6}),
 ]  # fmt: skip
+INDEX = {"metadata": {"total_size": 8}, "weight_map": dict.fromkeys(drafts.shapes(), "model.safetensors")}
+INDEX_NAME, KINDS = "model.safetensors.index.json", {"folder": 45, "header": 25, "index": 15, "list": 15}
 KIMI = {"model_type": "kimi_k25", "text_config": {**drafts.VERIFIER, **MLA}, "vision_config": {}, **QUANTISED}
 
 
@@ -112,20 +114,8 @@ def damaged(draw: random.Random, data: bytes) -> bytes:
     for _ in range(draw.randint(1, 4)):
         at, end = sorted(draw.choices(range(len(data) + 1), k=2))
         end = min(end, at + 40) if draw.random() < 0.9 else end
-        more = [
-            b"",
-            b"\xff",
-            b"\x00",
-            b'"',
-            b"{",
-            b"]",
-            b"\xef\xbb\xbf",
-            b"\n",
-            b"\t",
-            draw.randbytes(8),
-            data[at:end] * 1000,
-        ]
-        data = data[:at] + draw.choice(more)[: 1 << 16] + data[draw.choice([at, end]) :]
+        short = [b"", b"\xff", b"\x00", b'"', b"{", b"]", b"\xef\xbb\xbf", b"\n", b"\t", draw.randbytes(8)]
+        data = data[:at] + draw.choice([*short, (data[at:end] * 1000)[: 1 << 16]]) + data[draw.choice([at, end]) :]
     return data
 
 
@@ -177,15 +167,9 @@ def weights(draw: random.Random, file: Path, lies: float) -> None:
                 out.write((data if draw.random() < 0.8 else draw.randbytes(len(data)))[: end - first])
 
 
-def config(draw: random.Random, file: Path, seeds: list[dict[str, Any]]) -> None:
+def document(draw: random.Random, file: Path, seeds: list[dict[str, Any]], damage: float = 0.03) -> None:
     text = text_of(mutated(draw, draw.choice(seeds), draw.choice([0, 1, 1, 2, 4, 12])))
-    file.write_bytes(damaged(draw, text) if draw.random() < 0.03 else text)
-
-
-def index(draw: random.Random, file: Path) -> None:
-    tree = {"metadata": {"total_size": 8}, "weight_map": dict.fromkeys(drafts.shapes(), "model.safetensors")}
-    text = text_of(mutated(draw, tree, draw.choice([0, 1, 1, 2, 5])))
-    file.write_bytes(damaged(draw, text) if draw.random() < 0.3 else text)
+    file.write_bytes(damaged(draw, text) if draw.random() < damage else text)
 
 
 def listing(draw: random.Random, file: Path) -> None:
@@ -202,29 +186,27 @@ def listing(draw: random.Random, file: Path) -> None:
     file.write_bytes(damaged(draw, data) if draw.random() < 0.5 else data)
 
 
-# ---- what is called
-
-
 def whole(draw: random.Random, folder: Path) -> Callable[[], object]:
-    """A folder as ``eaglebook inspect`` and ``convert`` see it: read, checked, shown, planned, compared."""
-    config(draw, folder / "config.json", DRAFTS)
+    """A folder as ``eaglebook inspect``, ``convert`` and ``diff`` see it: read, checked, shown, planned, compared."""
+    document(draw, folder / "config.json", DRAFTS)
     alone, verifier = draw.random() < 0.2, None
-    if not alone:
-        weights(draw, folder / "model.safetensors", lies=0.05)
-    if draw.random() < 0.1:
-        config(draw, folder / source.BACKUP, DRAFTS[1:2])
-    if draw.random() < 0.1:
-        index(draw, folder / "model.safetensors.index.json")
-    if draw.random() < 0.4:
-        verifier = folder / draw.choice(["verifier", "verifier.json"])
-        verifier.mkdir() if verifier.suffix == "" else None
-        config(draw, verifier / "config.json" if verifier.is_dir() else verifier, [drafts.VERIFIER, KIMI])
-        if verifier.is_dir():
-            weights(draw, verifier / "model.safetensors", lies=0.3)
-            index(draw, verifier / "model.safetensors.index.json") if draw.random() < 0.3 else None
     given = folder / "list.txt" if alone and draw.random() < 0.5 else None
     if given:
         listing(draw, given)
+    if not alone:
+        weights(draw, folder / "model.safetensors", lies=0.05)
+    if draw.random() < 0.1:
+        document(draw, folder / source.BACKUP, DRAFTS[1:2])
+    if draw.random() < 0.1:
+        document(draw, folder / INDEX_NAME, [INDEX])
+    if draw.random() < 0.4:
+        verifier = folder / "verifier"
+        verifier.mkdir()
+        document(draw, verifier / "config.json", [drafts.VERIFIER, KIMI])
+        if draw.random() < 0.6:
+            weights(draw, verifier / "model.safetensors", lies=0.3)
+        if draw.random() < 0.2:
+            document(draw, verifier / INDEX_NAME, [INDEX])
     version, to = draw.choice([(0, 16), (0, 22), (0, 32), (0, 33)]), draw.choice(convert.LAYOUTS)
     told = draw.choice([convert.Told(), convert.Told("input", (2, 30, 58), "org/name", 3)])
     mean, fix, after = draw.choice(["", "input", "output"]), draw.random() < 0.5, draw.randrange(4)
@@ -244,23 +226,16 @@ def whole(draw: random.Random, folder: Path) -> Callable[[], object]:
     return call
 
 
-def one_file(write: Callable[..., None], read: Callable[[Path], object], name: str, *more: Any) -> Any:
-    def make(draw: random.Random, folder: Path) -> Callable[[], object]:
-        write(draw, folder / name, *more)
-        return lambda: read(folder / name)
-
-    return make
-
-
-KINDS = {
-    "header": (25, one_file(weights, headers.read_header, "model.safetensors", 1.0)),
-    "index": (15, one_file(index, headers.read_index, "model.safetensors.index.json")),
-    "list": (15, one_file(listing, source.read_list, "list.txt")),
-    "folder": (45, whole),
-}
-
-
-# ---- the loop
+def single(draw: random.Random, folder: Path, kind: str) -> Callable[[], object]:
+    """One file alone, and its parser."""
+    if kind == "header":
+        weights(draw, file := folder / "model.safetensors", lies=1.0)
+        return lambda: headers.read_header(file)
+    if kind == "index":
+        document(draw, file := folder / INDEX_NAME, [INDEX], damage=0.3)
+        return lambda: headers.read_index(file)
+    listing(draw, file := folder / "list.txt")
+    return lambda: source.read_list(file)
 
 
 def failure(run: Callable[[], object], kind: str) -> tuple[tuple[str, ...], str] | None:
@@ -283,8 +258,8 @@ def failure(run: Callable[[], object], kind: str) -> tuple[tuple[str, ...], str]
     if after > peak and after // 1024 - before > LIMIT_MB:
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # the peak counts anew
-        return (kind, "memory", ""), f"{after // 1024 - before} MB"
-    return ((kind, "slow", ""), f"{took:.1f} s") if took > LIMIT_S else None
+        return (kind, "memory"), f"{after // 1024 - before} MB"
+    return ((kind, "slow"), f"{took:.1f} s") if took > LIMIT_S else None
 
 
 def main() -> int:
@@ -298,31 +273,28 @@ def main() -> int:
     work = Path(tempfile.mkdtemp(prefix="eaglebook-fuzz-"))
     seen: dict[tuple[str, ...], tuple[int, int, str]] = {}  # size and number of the smallest input, message
     counts: Counter[tuple[str, ...]] = Counter()
-    ran: Counter[str] = Counter()
-    began = time.perf_counter()
-    for number in [given.only] if given.only is not None else range(given.count):
+    numbers, began = range(given.count) if given.only is None else [given.only], time.perf_counter()
+    for number in numbers:
         draw = random.Random(f"{given.seed}:{number}")
-        kind = draw.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
+        kind = draw.choices(list(KINDS), list(KINDS.values()))[0]
         folder = work / "input"
         folder.mkdir()
-        found = failure(KINDS[kind][1](draw, folder), kind)
-        ran[kind] += 1
+        found = failure(whole(draw, folder) if kind == "folder" else single(draw, folder, kind), kind)
         if found:
             key, message = found
             counts[key] += 1
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            if key not in seen:
+                print(f"seed {given.seed} input {number}: {' '.join(key)}: {message}", flush=True)
             if key not in seen or size < seen[key][0]:
-                if key not in seen:
-                    print(f"seed {given.seed} input {number}: {' '.join(key)}: {message}", flush=True)
                 seen[key] = (size, number, message)
-                kept = work / "-".join(part.replace(":", "-") for part in key if part)
+                kept = work / "-".join(key).replace(":", "-")
                 shutil.rmtree(kept, ignore_errors=True)
                 folder.rename(kept)
             gc.collect()
         if given.only is None:
             shutil.rmtree(folder, ignore_errors=True)
-    took = time.perf_counter() - began
-    print(f"{sum(ran.values()):,} inputs in {took:.0f} s ({', '.join(f'{n:,} {kind}' for kind, n in ran.items())})")
+    print(f"{len(numbers):,} inputs in {time.perf_counter() - began:.0f} s, {sum(counts.values())} failures")
     for key, times in counts.most_common():
         print(f"{times:7,} × {' '.join(key)}: {seen[key][2]} (--seed {given.seed} --only {seen[key][1]})")
     if seen or given.only is not None:

@@ -63,7 +63,7 @@ def inspect(
 
 def convert(
     draft: Annotated[Path, typer.Argument(help="The draft's folder. It is never changed, except by --in-place.")],
-    target: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="A new folder.")] = None,
+    target: Annotated[Path | None, typer.Argument(metavar="OUT", help="A new folder.")] = None,
     to: Annotated[
         str, typer.Option(help="flat (vLLM), speculators (nested) or sglang (flat, SGLang's count of layers).")
     ] = VLLM,
@@ -144,16 +144,19 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _card(made: Plan, target: Path, facts: VerifierFacts | None, run: Path | None) -> str:
-    metrics = None
-    if run is not None:
-        manifest = run / "07_serve" / "manifest.json"
-        if not manifest.is_file():
-            raise UserError(
-                f"{paths.show(manifest)}: not found", expected="a run whose 07_serve is finished", fix="eaglebook run"
-            )
-        metrics = json.loads(manifest.read_text(encoding="utf-8")).get("metrics")
     spec = examine(Source(target, made.config, {}), facts).spec
-    return model_card(made.config, spec, target.name, metrics)
+    measured = _manifest(run, "07_serve").get("metrics") if run else None
+    data = _manifest(run, "01_responses") if run else None
+    return model_card(made.config, spec, target.name, measured, data)
+
+
+def _manifest(run: Path, stem: str) -> dict[str, Any]:
+    file = run / stem / "manifest.json"
+    if not file.is_file():
+        raise UserError(
+            f"{paths.show(file)}: not found", expected=f"a run whose {stem} is finished", fix="eaglebook run"
+        )
+    return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
 def reading(ids_mean: str) -> str:

@@ -268,6 +268,11 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str],
             target = base / f"{to}{number}"
             convert.run(inspection.inspect(source).case, target, to, told, fix=fix)
             made[name, to] = target
+            if name == "speculators" and to == VLLM:
+                case = inspection.inspect(target).case
+                chosen = surgery.choose({}, 40, surgery.row_of_target(case))
+                convert.write(surgery.cut(case, convert.plan(case, VLLM), chosen), base / "cut")
+                made["cut", VLLM] = base / "cut"
         assert digest(source) == before, name
     return made  # fmt: skip
 
@@ -452,13 +457,22 @@ def test_publish_writes_a_card_and_no_path_of_this_machine(tmp_path: Path) -> No
     measured.mkdir(parents=True)
     metrics = {"heldout": {"mean_acceptance_length": 1.519, "position_rates": [0.364, 0.11]}, "speed_up": 1.2}
     (measured / "manifest.json").write_text(json.dumps({"metrics": metrics}))
+    data = tmp_path / "run" / "01_responses"
+    data.mkdir()
+    told = {"metrics": {"answer": "96 answers."}, "params": {"prompt_source": f"jsonl:{tmp_path}/prompts.jsonl"}}
+    (data / "manifest.json").write_text(json.dumps(told))
     done = run(
         "convert", folder, tmp_path / "out", "--publish", "--run", tmp_path / "run", "--verifier-name", "org/verifier"
     )
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["README.md", "config.json", "model.safetensors"]
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "vllm serve org/verifier" in card and "1.519" in card and "sglang.launch_server" in card
+    assert (
+        "vllm serve org/verifier" in card
+        and "1.519" in card
+        and "sglang.launch_server" in card
+        and "96 answers. Prompts: `jsonl:prompts.jsonl`" in card
+    )
     for file in (tmp_path / "out").iterdir():
         assert str(tmp_path).encode() not in file.read_bytes(), file.name
 

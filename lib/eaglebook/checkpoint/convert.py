@@ -210,10 +210,11 @@ def _stated(case: Case, spec: DraftSpec, told: Told) -> tuple[DraftSpec, list[st
     name = spec.verifier.value
     if told.verifier_name:
         new["verifier"] = Value(told.verifier_name, "stated", "--verifier-name")
+        if isinstance(name, str) and name != told.verifier_name:
+            said.append(f"verifier: {_last_part(name)!r} → {told.verifier_name!r}")
     elif isinstance(name, str) and _LOCAL.match(name):
-        short = re.split(r"[/\\]", name.rstrip("/\\"))[-1]
-        new["verifier"] = Value(short, "stated", "last part of a local path")
-        said.append(f"verifier: local path → {short!r}")
+        new["verifier"] = Value(_last_part(name), "stated", "last part of a local path")
+        said.append(f"verifier: local path → {_last_part(name)!r}")
     if case.verifier is not None and spec.verifier_architectures.origin == "absent":
         new["verifier_architectures"] = Value(list(case.verifier.architectures), "stated", "--verifier")
     if told.speculative_tokens:
@@ -225,6 +226,10 @@ def _stated(case: Case, spec: DraftSpec, told: Told) -> tuple[DraftSpec, list[st
     if spec.tie_word_embeddings.value:
         said.append("tie_word_embeddings: true → false (the draft's head is its own)")
     return replace(spec, **new), said
+
+
+def _last_part(path: str) -> str:
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1] if _LOCAL.match(path) else path
 
 
 def _kind(case: Case) -> str:

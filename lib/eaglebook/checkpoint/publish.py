@@ -8,11 +8,15 @@ from typing import Any
 
 from eaglebook.checkpoint.spec import AUX_IDS, DraftSpec
 
-_METRICS = ("heldout", "mt_bench", "humaneval")
 
-
-def model_card(config: Mapping[str, Any], spec: DraftSpec, name: str, run: Mapping[str, Any] | None = None) -> str:
-    """The README.md of a draft's folder. ``run``: metrics of a finished 07_serve (its manifest's ``metrics``), for the table.
+def model_card(
+    config: Mapping[str, Any],
+    spec: DraftSpec,
+    name: str,
+    measured: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
+) -> str:
+    """The README.md of a draft's folder. ``measured``: metrics of a finished 07_serve; ``data``: the manifest of 01_responses.
 
     Serving commands name the verifier as the checkpoint does, or ``VERIFIER`` when it does not say.
     """
@@ -34,7 +38,16 @@ def model_card(config: Mapping[str, Any], spec: DraftSpec, name: str, run: Mappi
         f"python -m sglang.launch_server --model-path {verifier} --speculative-algorithm EAGLE3 --speculative-draft-model-path PATH/TO/OUT "
         f"--speculative-num-steps {k} --speculative-eagle-topk 1 --speculative-num-draft-tokens {k + 1}", "```", "",
     ]  # fmt: skip
-    return "\n".join([*lines, *_measured(run)]) + "\n"
+    return "\n".join([*lines, *_data(data), *_measured(measured)]) + "\n"
+
+
+def _data(manifest: Mapping[str, Any] | None) -> list[str]:
+    if not manifest:
+        return []
+    metrics, params = manifest.get("metrics") or {}, manifest.get("params") or {}
+    kind, colon, path = str(params.get("prompt_source", "")).partition(":")
+    shown = kind + colon + path.rsplit("/", 1)[-1]  # a whole path would name one machine
+    return ["## Trained on", "", f"{metrics.get('answer', 'Answers of the verifier itself.')} Prompts: `{shown}`.", ""]
 
 
 def _measured(run: Mapping[str, Any] | None) -> list[str]:

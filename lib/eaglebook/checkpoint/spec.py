@@ -143,7 +143,7 @@ def read(source: Source, format_: Format, verifier_layers: int | None = None, id
         fc_norm=reader.flag("fc_norm"),
         norm_output=reader.flag("norm_output"),
         aux_layer_ids=ids,
-        aux_ids_mean=ids_meaning(ids, format_, reader.eagle, verifier_layers, ids_mean, source.backup),
+        aux_ids_mean=ids_meaning(ids, source, format_, reader.eagle, verifier_layers, ids_mean),
         num_aux_hidden_states=reader.find("num_aux_hidden_states", top=True, then_layer=True),
         use_aux_hidden_state=reader.find_in(reader.eagle, "eagle_config.", "use_aux_hidden_state"),
         attention_bias=reader.attention_bias(),
@@ -170,18 +170,19 @@ _PLAIN_KEYS = (
 
 def ids_meaning(
     ids: Value,
+    source: Source,
     format_: Format,
     eagle: Mapping[str, Any],
-    verifier_layers: int | None,
+    verifier_layers: int | None = None,
     told: str = "",
-    backup: Mapping[str, Any] | None = None,
 ) -> Value:
     """What the aux ids count: the *input* of layer k (vLLM, speculators ≥ 0.5) or its *output* (SGLang, SpecForge, ModelOpt).
 
-    Certain: the user says so; the export says so; a nested config; an id only one reading allows; or ids that are
-    exactly the default of a verifier under one reading, (2, L//2, L-3) or (1, L//2-1, L-4), for an L that agrees with itself.
+    Certain: the user says so; the export says so; a nested config; a trainer whose export is known; an id that only one
+    reading allows; or ids that are exactly a verifier's default under one reading, (2, L//2, L-3) or (1, L//2-1, L-4).
     Otherwise unknown: SGLang then guesses by the first id (pull request 25454), and a guess is not written into a file.
     """
+    config = source.config or {}
     if not ids.value:
         return ABSENT
     if told:
@@ -195,7 +196,14 @@ def ids_meaning(
         if pattern and pattern[0] == OUTPUT:
             return Value(UNKNOWN, "absent", f"a speculators config, which counts inputs, but the ids are {pattern[1]}")
         return Value(INPUT, "stated", "the speculators format")
-    if backup is not None and backup.get(AUX_IDS) == ids.value:
+    if format_.producer.startswith(
+        "TorchSpec"
+    ):  # tools/convert_to_hf.py: --vllm renames the layer and moves kimi_k2's ids
+        moved = config.get("model_type") == "kimi_k2" and any(n.startswith("layers.0.") for n in source.tensors or ())
+        return Value(
+            INPUT if moved else OUTPUT, "stated", f"{format_.producer}{', exported for vLLM' if moved else ''}"
+        )
+    if source.backup is not None and source.backup.get(AUX_IDS) == ids.value:
         return Value(INPUT, "stated", "config_speculators.json has the same ids")
     if verifier_layers is not None and max(ids.value) == verifier_layers:
         return Value(

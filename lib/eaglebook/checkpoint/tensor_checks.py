@@ -168,9 +168,9 @@ def _finding(code: str, outcomes: list[Outcome], case: Case) -> Finding:
     severity, text, fix = _ABOUT[code]
     listed = ", ".join(o.tensor for o in outcomes[:4]) + (f" and {len(outcomes) - 4} more" if len(outcomes) > 4 else "")
     detail = f" ({outcomes[0].detail})" if outcomes[0].detail and outcomes[0].fate in ("raises", "truncated") else ""
+    missing = outcomes[0].fate in ("uninitialised", "left at default") and outcomes[0].detail
+    does = f"loads; {outcomes[0].detail}" if missing else _FATES[outcomes[0].fate]
     sglang = (
         "ignores unknown names in silence" if code in ("tensor-prefixed", "tensor-unknown", "verifier-tensors") else ""
     )
-    return Finding(
-        code, severity, f"{text}: {listed}{detail}", fix, f"{show(case.version)}: {_FATES[outcomes[0].fate]}", sglang
-    )
+    return Finding(code, severity, f"{text}: {listed}{detail}", fix, f"{show(case.version)}: {does}", sglang)
