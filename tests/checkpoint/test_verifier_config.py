@@ -12,6 +12,7 @@ from dataclasses import fields
 
 import pytest
 from eaglebook.checkpoint import verifier_config as vc
+from eaglebook.checkpoint import verifier_tensors
 from eaglebook.errors import UserError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -444,7 +445,7 @@ def test_three_tensors_beside_two_hundred_thousand(tmp_path) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 1 << 20])
 def test_a_name_across_two_blocks_is_found(tmp_path, monkeypatch, size) -> None:
-    monkeypatch.setattr(vc, "_BLOCK", size)
+    monkeypatch.setattr(verifier_tensors, "_BLOCK", size)
     monkeypatch.setattr(vc, "_LONGEST_ENTRY", 60)
     names = {f"model.layers.{i}.input_layernorm.weight": "a.safetensors" for i in range(20)}
     where = folder(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eaglebook.checkpoint import findings as f
-from eaglebook.checkpoint import headers, verifier_config
+from eaglebook.checkpoint import headers, verifier_config, verifier_tensors
 from eaglebook.checkpoint.case import Case
 from eaglebook.checkpoint.findings import Finding
 from eaglebook.checkpoint.headers import Tensor
@@ -121,7 +121,7 @@ def _find(folder: Path, name: str) -> Tensor | None:
         return None
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        shard = verifier_config.shard_of(index, name)
+        shard = verifier_tensors.shard_of(index, name)
         return headers.read_header(folder / shard).get(name) if shard else None
     for file in sorted(folder.glob("*.safetensors")):
         found = headers.read_header(file).get(name)

@@ -1,7 +1,7 @@
-"""What a verifier's ``config.json`` says about it, without transformers, and the names of three tensors.
+"""What a verifier's ``config.json`` says about it, without transformers: one resolver for every family.
 
-Answers in milliseconds beside half a terabyte of weights: the config is the only file parsed as JSON. A safetensors
-index or header is searched in blocks of 1 MiB for a few names, and no weight is read. Only the standard library.
+The text part of a multimodal config is found by what it holds, keys by all their spellings; what is not there is listed
+as missing. The config is the only file parsed here; `verifier_tensors` finds its three tensors.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from eaglebook.checkpoint import verifier_tensors
+from eaglebook.checkpoint.verifier_tensors import OTHER_PARTS
 from eaglebook.errors import UserError
 from eaglebook.paths import DATA, show
 
 MAX_CONFIG_BYTES = 10_000_000  # the largest published configs, with per-layer quantisation lists, stay below 1 MB
-MAX_INDEX_BYTES = 512_000_000  # 200,000 names of a 64-shard model are 25 MB
-MAX_HEADER_BYTES = 32_000_000  # of one shard
-_BLOCK, _LONGEST_ENTRY = 1 << 20, 1024  # bytes read at a time; bytes of a `"name": "shard"` that are found for sure
 
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _SPELLINGS = {
@@ -54,10 +53,6 @@ _SPELLINGS = {
     "rms_norm_eps": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
 }
 _TEXT_KEYS = ("text_config", "llm_config", "language_config", "text_model", "language_model", "thinker_config", "llm")
-_OTHER_PARTS = re.compile(
-    r"vis(ion|ual)|(^|[._])vit($|[._])|audio|image|speech|talker|code2wav|token2wav|code_predictor|(^|[._])mtp|siglip"
-    r"|adapter|projector|merger|connector|aligner|resampler|draft|eagle"
-)
 # Published configs leave out what equals the default of their class. transformers 5.19, the files
 # models/gemma3/configuration_gemma3.py (gemma-3-4b-it states no heads and no vocabulary), gemma2, cohere2.
 _CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -82,15 +77,6 @@ _TIED_BY_DEFAULT = frozenset({
     "zamba", "zamba2",
 })  # fmt: skip
 
-_EMBED = ("embed_tokens.weight", "tok_embeddings.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight",
-          "llm.embed.weight", "backbone.embeddings.weight")  # fmt: skip
-_NORM = ("model.norm.weight", "llm.norm.weight", "norm_f.weight", "final_layernorm.weight", "final_layer_norm.weight",
-         "ln_f.weight", "norm.weight")  # fmt: skip
-_HEAD = ("lm_head.weight", "lm_head.weight_packed", "lm_head.qweight", "output.weight", "output_layer.weight",
-         "embed_out.weight", "llm.unembed.weight")  # fmt: skip
-_HEAD_SCALES = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "qweight", "qzeros", "scales")
-_USUAL = (b"embed_tokens.weight", b"norm.weight", b"lm_head.")  # all that nearly every model needs: one pass
-_VALUE = re.compile(rb'\s{0,64}:\s{0,64}(?:"([^"\\]{0,512})"|\{[^{}]{0,512}?"dtype"\s{0,64}:\s{0,64}"([^"]{0,16})")')
 _FLOATS = frozenset({"BF16", "F16", "F32", "F64"})
 
 
@@ -260,7 +246,7 @@ def _text_part(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         inner = []
         for path, part, known in level:
             for key, value in part.items():
-                if not isinstance(value, dict) or not isinstance(key, str) or _OTHER_PARTS.search(key):
+                if not isinstance(value, dict) or not isinstance(key, str) or OTHER_PARTS.search(key):
                     continue
                 rank = known if key in _TEXT_KEYS else 0
                 inner.append((f"{path}.{key}".lstrip("."), value, rank))
@@ -511,124 +497,17 @@ def _supports_eagle3(architectures: tuple[str, ...]) -> bool | None:
 
 def _with_tensors(facts: VerifierFacts, folder: Path, stated_tie: bool | None) -> VerifierFacts:
     """The facts with the names of embedding, norm and head, and what the head's stored dtype says."""
-    sources = _sources(folder)
-    if not sources:
+    found = verifier_tensors.find(folder)
+    if found is None:
         return facts
-    entries = _search(sources, _USUAL)
-    embed, norm, head = (_pick(entries, suffixes) for suffixes in (_EMBED, _NORM, _HEAD))
-    if not (embed and norm and head):  # another family's names, or a tied head
-        rest = {name.encode() for name in (*_EMBED, *_NORM, *_HEAD)}
-        entries |= _search(sources, tuple(sorted(rest)))
-        embed, norm, head = (_pick(entries, suffixes) for suffixes in (_EMBED, _NORM, _HEAD))
     # an unstated tie of a class we do not know: without a head only the embedding can be one
-    tied = facts.tied or (stated_tie is None and bool(embed) and not head)
-    key = head or (embed if tied else "")
+    tied = facts.tied or (stated_tie is None and bool(found.embed) and not found.head)
+    key = found.head or (found.embed if tied else "")
     quantised = facts.head_quantised
-    if head and any(f"{head.rpartition('.')[0]}.{scale}" in entries for scale in _HEAD_SCALES):
+    if found.head_scales:
         quantised = True
-    elif key and (dtype := _stored_dtype(folder, key, entries[key])):
+    elif key and (dtype := verifier_tensors.stored_dtype(folder, key, found.entries[key])):
         quantised = dtype not in _FLOATS
-    return dataclasses.replace(facts, tied=tied, embed_key=embed, norm_key=norm, head_key=key, head_quantised=quantised)
-
-
-def shard_of(index: Path, name: str) -> str:
-    """The file an index names for one tensor, "" when it names none."""
-    return _search([index], (name.encode(),)).get(name, "")
-
-
-def _sources(folder: Path) -> list[Path]:
-    """The files that list the tensors: an index, else every safetensors file, else a ``.bin`` index."""
-    for names in (["model.safetensors.index.json"], ["model.safetensors"]):
-        if (folder / names[0]).is_file():
-            return [folder / names[0]]
-    files = sorted(file for file in folder.glob("*.safetensors") if file.is_file())
-    return files or [file for file in [folder / "pytorch_model.bin.index.json"] if file.is_file()]
-
-
-def _search(sources: list[Path], needles: tuple[bytes, ...]) -> dict[str, str]:
-    """Tensor name → shard (index) or dtype (header) of the names outside layers that hold one of the needles."""
-    entries: dict[str, str] = {}
-    for file in sources:
-        with file.open("rb") as stream:
-            length = _header_length(stream, file) if file.suffix == ".safetensors" else _index_length(file)
-            entries |= _scan(stream, length, needles)
-    return entries
-
-
-def _scan(stream: BinaryIO, length: int, needles: tuple[bytes, ...]) -> dict[str, str]:
-    """Entries of a flat JSON object whose names hold a needle, searched as bytes: 25 MB parsed would be 100 MB."""
-    entries: dict[str, str] = {}
-    tail = b""
-    while length > 0 and (block := stream.read(min(length, _BLOCK))):
-        length -= len(block)
-        text = tail + block
-        for needle in needles:
-            at = text.find(needle)
-            while at >= 0:
-                start = text.rfind(b'"', max(0, at - _LONGEST_ENTRY), at) + 1
-                end = text.find(b'"', at, at + 64)
-                value = _VALUE.match(text, end + 1) if start and end > 0 else None
-                if value:
-                    name = text[start:end].decode("utf-8", "replace")
-                    if not _inside_a_part(name):
-                        entries[name] = (value[1] if value[1] is not None else value[2]).decode("utf-8", "replace")
-                at = text.find(needle, at + len(needle))
-        tail = text[-2 * _LONGEST_ENTRY :]  # an entry cut by the end of a block is whole in the next one
-    return entries
-
-
-def _inside_a_part(name: str) -> bool:
-    """Whether a tensor belongs to a layer, or to a tower, talker or MTP head beside the language model."""
-    return any(part.isdigit() for part in name.split(".")) or bool(_OTHER_PARTS.search(name))
-
-
-def _pick(names: dict[str, str], suffixes: tuple[str, ...]) -> str:
-    """The shortest name of the first suffix that any name has ("" for none): speculators 0.9 utils/loading.py.
-
-    A suffix starts at a dot or underscore: ``model.language_model.norm.weight`` ends in ``model.norm.weight``.
-    """
-    for suffix in suffixes:
-        matches = [n for n in names if n == suffix or (n.endswith(suffix) and n[-len(suffix) - 1] in "._")]
-        if matches:
-            return min(matches, key=lambda name: (len(name), name))
-    return ""
-
-
-def _stored_dtype(folder: Path, key: str, value: str) -> str:
-    """The safetensors dtype of a tensor; `value` is its dtype already, or the shard that holds it. "" when unknown."""
-    if not value.endswith((".safetensors", ".bin")):
-        return value
-    shard = folder / value
-    if "/" in value or "\\" in value or shard.suffix != ".safetensors" or not shard.is_file():
-        return ""  # a folder of config and index alone, or a pickle; never a file elsewhere
-    with shard.open("rb") as stream:
-        return _scan(stream, _header_length(stream, shard), (key.encode(),)).get(key, "")
-
-
-def _index_length(file: Path) -> int:
-    size = file.stat().st_size
-    if size > MAX_INDEX_BYTES:
-        raise UserError(
-            f"{show(file)}: not an index",
-            expected=f"at most {MAX_INDEX_BYTES:,} bytes",
-            found=f"{size:,} bytes",
-            fix="copy or download the file again",
-        )
-    return size
-
-
-def _header_length(stream: BinaryIO, file: Path) -> int:
-    """Bytes of the JSON header, the stream left at its start. Raises UserError when the file cannot hold it."""
-    size = file.stat().st_size
-    start = stream.read(9)
-    length = int.from_bytes(start[:8], "little")
-    if len(start) == 9 and start[8:] == b"{" and length <= min(MAX_HEADER_BYTES, size - 8):
-        stream.seek(8)
-        return length
-    pointer = start.startswith(b"version ")  # "version https://git-lfs.github.com/spec/v1"
-    raise UserError(
-        f"{show(file)}: not a readable safetensors file",
-        expected=f"a JSON header of at most {max(0, min(MAX_HEADER_BYTES, size - 8)):,} bytes",
-        found="a git-lfs pointer" if pointer else f"{length:,} bytes announced" if size > 8 else f"{size} bytes in all",
-        fix="git lfs pull" if pointer else "copy or download the file again",
+    return dataclasses.replace(
+        facts, tied=tied, embed_key=found.embed, norm_key=found.norm, head_key=key, head_quantised=quantised
     )
