@@ -446,7 +446,7 @@ def test_three_tensors_beside_two_hundred_thousand(tmp_path) -> None:
 @pytest.mark.parametrize("size", [1, 2, 7, 64, 1 << 20])
 def test_a_name_across_two_blocks_is_found(tmp_path, monkeypatch, size) -> None:
     monkeypatch.setattr(verifier_tensors, "_BLOCK", size)
-    monkeypatch.setattr(vc, "_LONGEST_ENTRY", 60)
+    monkeypatch.setattr(verifier_tensors, "_LONGEST_ENTRY", 60)
     names = {f"model.layers.{i}.input_layernorm.weight": "a.safetensors" for i in range(20)}
     where = folder(
         tmp_path, LLAMA_8B, {"lm_head.weight": "b.safetensors", **names, "model.norm.weight": "c.safetensors"}
