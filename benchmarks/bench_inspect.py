@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,13 @@ IDS = [2, 30, 58]
 _LAUNCH = """
 import os, sys, time
 began = time.perf_counter()
-child = os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ)
+child = os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ)
 _, status, usage = os.wait4(child, 0)
-print(f"\\n{time.perf_counter() - began} {usage.ru_maxrss / 1024} {os.waitstatus_to_exitcode(status)}", end="")
+ended = time.perf_counter()
+if sys.argv[1]:
+    os.fsync(os.open(sys.argv[1], os.O_RDONLY))
+flushed = time.perf_counter()
+print(f"\\n{ended - began} {flushed - began} {usage.ru_maxrss / 1024} {os.waitstatus_to_exitcode(status)}", end="")
 """
 ROPE = {"rope_type": "yarn", "rope_theta": 50000.0, "factor": 64.0, "original_max_position_embeddings": 4096,
         "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}  # fmt: skip
@@ -145,15 +150,26 @@ def verifier(folder: Path) -> tuple[int, int]:
     return total, len(names)
 
 
-def measured(command: list[str]) -> tuple[float, float, str]:
-    """Wall seconds, peak MB of this process alone, and its output. Ends the benchmark when the command fails."""
+@dataclass(frozen=True)
+class Run:
+    """Wall seconds until the process ended, and until ``written`` was on the disk; peak MB of the process alone."""
+
+    seconds: float
+    to_disk: float
+    peak: float
+    output: str
+
+
+def measured(command: list[str], written: Path | None = None) -> Run:
+    """Run a command. Ends the benchmark when it fails."""
     # A child's peak is counted from its parent's at the fork, hence a small parent between.
-    run = subprocess.run([sys.executable, "-ISc", _LAUNCH, *command], stdout=subprocess.PIPE, text=True, check=False)
-    said, _, numbers = run.stdout.rpartition("\n")
-    took, peak, code = numbers.split()
+    launcher = [sys.executable, "-ISc", _LAUNCH, str(written or "")]
+    done = subprocess.run([*launcher, *command], stdout=subprocess.PIPE, text=True, check=False)
+    output, _, numbers = done.stdout.rpartition("\n")
+    seconds, to_disk, peak, code = numbers.split() if numbers else ("0", "0", "0", "unknown")
     if code != "0":
-        raise SystemExit(f"{said}\nexit code {code}: {' '.join(command)}")
-    return float(took), float(peak), said
+        raise SystemExit(f"{output}\nexit code {code}: {' '.join(command)}")
+    return Run(float(seconds), float(to_disk), float(peak), output)
 
 
 def main() -> int:
@@ -168,17 +184,17 @@ def main() -> int:
             commands[f"inspect, {layout}"] = [eaglebook, "inspect", str(work / layout), *verified]
         index_mb = (work / "Kimi-K2.5/model.safetensors.index.json").stat().st_size / 1e6
         print(f"draft {size / 1e9:.2f} GB; verifier {total / 1e9:,.0f} GB, {count:,} tensors, index {index_mb:.0f} MB")
-        found: dict[str, list[tuple[float, float, str]]] = {name: [] for name in commands}
+        found: dict[str, list[Run]] = {name: [] for name in commands}
         for _ in range(ROUNDS):  # alternating, so that a noisy moment hits all
             for name, command in commands.items():
                 found[name].append(measured(command))
-    peer, passed = statistics.median(took for took, _, _ in found["python -c pass"]), True
+    peer, passed = statistics.median(run.seconds for run in found["python -c pass"]), True
     for name, runs in found.items():
-        took, peak = statistics.median(took for took, _, _ in runs), max(peak for _, peak, _ in runs)
+        took, peak = statistics.median(run.seconds for run in runs), max(run.peak for run in runs)
         print(f"{name:16} {took:6.3f} s  {took / peer:5.1f} × python  {peak:5.1f} MB at most")
         if not name.startswith("inspect"):
             continue
-        said = json.loads(runs[0][2])["findings"]
+        said = json.loads(runs[0].output)["findings"]
         assert not [f for f in said if f["severity"] == "error"], said
         for finding in said:
             if finding["severity"] == "warning":

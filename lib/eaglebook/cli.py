@@ -33,12 +33,16 @@ def commands(light: bool) -> typer.Typer:
 
 
 def options(debug: Annotated[bool, typer.Option(help="Show tracebacks.")] = False) -> None:
-    global _DEBUG
-    _DEBUG = debug
+    """Named here for --help; `main` takes it out of the command line."""
+    del debug
 
 
 def main() -> None:
     """The console script: errors as messages, exit code 2 for a user's error, 130 or 143 when stopped."""
+    global _DEBUG
+    if "--debug" in sys.argv:  # wherever it stands
+        sys.argv.remove("--debug")
+        _DEBUG = True
     first = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     try:
         code = commands(first in _OF_CHECKPOINTS)(standalone_mode=False)

@@ -13,7 +13,18 @@ from rich.console import Console
 
 from eaglebook import paths
 from eaglebook.checkpoint import surgery, vllm_rules
-from eaglebook.checkpoint.convert import LAYOUTS, VLLM, Plan, Told, check, plan, write, write_in_place
+from eaglebook.checkpoint.convert import (
+    LAYOUTS,
+    VLLM,
+    Plan,
+    Told,
+    can_repair,
+    check,
+    inside,
+    plan,
+    write,
+    write_in_place,
+)
 from eaglebook.checkpoint.diff import compare
 from eaglebook.checkpoint.findings import Finding
 from eaglebook.checkpoint.inspection import Inspection, examine
@@ -46,14 +57,20 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> int:
     """Say what a draft checkpoint is, what vLLM will do with it, and what is wrong. Exit code 1 when anything is an error."""
-    said = look(
-        draft,
-        verifier=verifier,
-        version=vllm_rules.parse_version(vllm),
-        tensor_list=tensors,
-        ids_mean=reading(ids_mean),
-        deep=deep,
-    )
+    try:
+        said = look(
+            draft.expanduser(),
+            verifier=verifier.expanduser() if verifier else None,
+            version=vllm_rules.parse_version(vllm),
+            tensor_list=tensors,
+            ids_mean=reading(ids_mean),
+            deep=deep,
+        )
+    except UserError as error:
+        if not as_json:
+            raise
+        print(json.dumps({"error": paths.scrub(str(error))}, indent=1))
+        return 2
     if as_json:
         print(json.dumps(said.as_dict(), indent=1))
     else:
@@ -93,16 +110,23 @@ def convert(
         raise typer.BadParameter(", ".join(LAYOUTS), param_hint="--to")
     if in_place == (target is not None):
         raise typer.BadParameter("give OUT, or --in-place, one of them", param_hint="OUT")
+    if keep and not draft_vocab:
+        raise typer.BadParameter("belongs to --draft-vocab N --counts FILE", param_hint="--keep")
     if bool(draft_vocab) != (counts is not None):
         raise typer.BadParameter("--draft-vocab N and --counts FILE belong together", param_hint="--draft-vocab")
-    said = look(draft, verifier=verifier, ids_mean=reading(ids_mean))
-    told = Told(ids_mean, _numbers(aux_ids), verifier_name, speculative_tokens)
+    said = look(draft.expanduser(), verifier=verifier, ids_mean=reading(ids_mean))
+    told = Told(ids_mean, _numbers(aux_ids), verifier_name, speculative_tokens, publish)
+    target = target.expanduser() if target else None
+    if target is not None and inside(target, said.case.source):
+        raise UserError(
+            f"{paths.show(target)}: inside the draft's own folder", expected="a folder elsewhere", fix="name another"
+        )
     made = plan(said.case, to, told, fix=fix)
     if counts is not None:
         always = surgery.always_kept(verifier or Path(), [word for word in keep.split(",") if word])
         sayable = surgery.row_of_target(said.case)
         made = surgery.cut(said.case, made, surgery.choose(surgery.read_counts(counts), draft_vocab, sayable, always))
-    found = check(made, to, said.case.verifier, paths.show(target or draft))
+    found = check(made, to, said.case.verifier, paths.show(target or draft), can_repair(said.case) and not fix)
     if publish:
         made = replace(made, backup=None)
     if target is None:
@@ -128,11 +152,21 @@ def diff(
     hashes: Annotated[bool, typer.Option(help="Compare the bytes of the weights too.")] = True,
 ) -> int:
     """Say where two drafts differ in meaning, whatever layout each has. Exit code 1 when they do."""
-    differences = compare(look(a, verifier=verifier).case, look(b, verifier=verifier).case, hashes=hashes)
+    cases = [look(path.expanduser(), verifier=verifier).case for path in (a, b)]
+    for case, path in zip(cases, (a, b), strict=True):
+        wrong = [finding for finding in case.source.findings if finding.severity == "error"]
+        if wrong:
+            raise UserError(
+                f"{paths.show(path)}: cannot be compared",
+                found="; ".join(f.message for f in wrong),
+                fix=f"eaglebook inspect {path}",
+            )
+    differences = compare(cases[0], cases[1], hashes=hashes)
     for difference in differences:
         out.print(f"[bold]{difference.what}[/bold]")
         out.print(f"  {difference.a or 'absent'}\n  {difference.b or 'absent'}", markup=False)
-    out.print(f"{len(differences)} differences" if differences else "identical")
+    unread = " in what their configs say; no weights were given" if all(c.source.tensors is None for c in cases) else ""
+    out.print(f"{len(differences)} differences" if differences else f"identical{unread}")
     return 1 if differences else 0
 
 

@@ -228,7 +228,7 @@ SOURCES: dict[str, tuple[dict[str, Any], drafts.Shapes, dict[str, Any], Told, bo
     "latent attention": (flat(**MLA | {"model_type": "deepseek_v3"}), mla_shapes(), {}, NAMED, False),
     # repaired
     "vLLM's own map name": (flat(), renamed("d2t", "draft_id_to_target_id"), {}, NAMED, True),
-    "head_dim wrong": (flat(head_dim=16), shapes(), {}, NAMED, True),
+    "head_dim wrong": (flat(head_dim=24), shapes(), {}, NAMED, True),
     "kv heads wrong": (flat(num_key_value_heads=1), shapes(), {}, NAMED, True),
     "inner size wrong": (flat(intermediate_size=64), shapes(), {}, NAMED, True),
     "draft vocabulary not stated": (flat(draft_vocab_size=None), shapes(), {}, NAMED, True),
@@ -367,6 +367,114 @@ def test_a_config_that_does_not_say_enough_is_refused(config: dict[str, Any], to
         return
     with pytest.raises(UserError, match=match):
         convert.plan(case, VLLM, told)
+
+
+def test_head_dim_is_not_repaired_when_other_heads_would_fit_as_well(tmp_path: Path) -> None:
+    """128 rows are 4 heads of 32 or 8 of 16: only the verifier's number of heads decides."""
+    source = drafts.write(tmp_path / "draft", flat(head_dim=16), shapes())
+    with pytest.raises(UserError, match="head-dim-mismatch"):
+        convert.run(inspection.inspect(source).case, tmp_path / "out", VLLM, fix=True)
+    (tmp_path / "verifier.json").write_text(json.dumps(drafts.VERIFIER))
+    case = inspection.inspect(source, verifier=tmp_path / "verifier.json").case
+    made, _ = convert.run(case, tmp_path / "out", VLLM, fix=True)
+    assert made.config["head_dim"] == 32
+
+
+def test_new_ids_do_not_count_as_the_old_ones_did(tmp_path: Path) -> None:
+    case = case_of(SPECFORGE, shapes(prefix="midlayer."))
+    with pytest.raises(UserError, match="count"):
+        convert.plan(case, VLLM, Told(aux_ids=(1, 3, 6)))
+    assert convert.plan(case, VLLM, Told(aux_ids=(2, 4, 5))).config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+    told = Told(aux_ids=(1, 3, 6), ids_mean="output")
+    assert convert.plan(case, VLLM, told).config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 7]
+
+
+@pytest.mark.parametrize("weights", ["none", "pickled", "lfs", "shard missing"])
+def test_without_readable_weights_nothing_is_written(weights: str, tmp_path: Path) -> None:
+    folder = drafts.write(tmp_path / "draft", nested(), shapes())
+    file = folder / "model.safetensors"
+    if weights in ("none", "pickled"):
+        file.rename(folder / "pytorch_model.bin") if weights == "pickled" else file.unlink()
+    elif weights == "lfs":
+        file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    else:
+        index = {"weight_map": {"fc.weight": "model-2.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    done = run("convert", folder, tmp_path / "out")
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert {
+        "none": "no weights",
+        "pickled": "weights-pickled",
+        "lfs": "git-lfs",
+        "shard missing": "index-shard-missing",
+    }[weights] in done.stderr
+    good = drafts.write(tmp_path / "good", nested(), shapes())
+    compared = run("diff", good, folder)
+    assert compared.returncode in (1, 2) and "identical" not in compared.stdout
+
+
+def test_a_map_in_half_precision_is_written_anew_from_the_mask(tmp_path: Path) -> None:
+    import struct
+
+    kept = [400 + 2 * i for i in range(DRAFT_VOCAB)]
+    rounded = b"".join(struct.pack("<f", k - i)[2:] for i, k in enumerate(kept))
+    tensors = shapes(vocab=700) | {"d2t": ((DRAFT_VOCAB,), "BF16")}
+    mask = bytes(int(t in set(kept)) for t in range(700))
+    source = drafts.write(tmp_path / "draft", nested({"vocab_size": 700}), tensors, {"d2t": rounded, "t2d": mask})
+    assert "d2t-rounded" in [e.code for e in inspection.inspect(source).errors]
+    convert.run(inspection.inspect(source).case, tmp_path / "out", VLLM, fix=True)
+    made = load_file(tmp_path / "out" / "model.safetensors")["d2t"]
+    assert (torch.arange(DRAFT_VOCAB) + made).tolist() == kept
+
+
+def test_a_tied_head_is_written_out(tmp_path: Path) -> None:
+    tensors = {n: s for n, s in shapes(draft_vocab=VOCAB, mapping=False).items() if n != "lm_head.weight"}
+    values = {"embed_tokens.weight": 0.5}
+    source = drafts.write(tmp_path / "draft", flat(draft_vocab_size=VOCAB, tie_word_embeddings=True), tensors, values)
+    assert "tied-embeddings" in [e.code for e in inspection.inspect(source).errors]
+    convert.run(inspection.inspect(source).case, tmp_path / "out", VLLM, fix=True)
+    made = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(made["lm_head.weight"], made["embed_tokens.weight"])
+
+
+def test_a_draft_saved_beside_its_verifier_is_told_apart(tmp_path: Path) -> None:
+    """What an online trainer leaves: the draft in its own wrapper, the verifier's layers under model."""
+    tensors = {f"eagle_module.{n}": s for n, s in shapes(prefix="midlayer.").items()}
+    verifier = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.layers.0.mlp.gate_proj.weight": (96, HIDDEN), "lm_head.weight": (VOCAB, HIDDEN),
+                "model.layers.7.mlp.gate_proj.weight": (96, HIDDEN)}  # fmt: skip
+    source = drafts.write(tmp_path / "draft", flat(), plus(verifier, tensors))
+    said = inspection.inspect(source)
+    assert {e.code for e in said.errors} == {"verifier-tensors", "tensor-prefixed"}
+    convert.run(said.case, tmp_path / "out", VLLM, fix=True)
+    assert len(headers.read_folder(tmp_path / "out")) == len(shapes())
+
+
+def test_a_target_inside_the_draft_is_refused(tmp_path: Path) -> None:
+    folder = drafts.write(tmp_path / "draft", nested(), shapes())
+    before = digest(folder)
+    assert run("convert", folder, folder / "out").returncode == 2
+    assert digest(folder) == before
+
+
+def test_a_flat_draft_in_place_keeps_its_own_config_under_another_name(tmp_path: Path) -> None:
+    folder = drafts.write(tmp_path / "draft", SPECFORGE, shapes())
+    case = inspection.inspect(folder).case
+    convert.write_in_place(case, convert.plan(case, VLLM, NAMED))
+    assert json.loads((folder / "config_original.json").read_text()) == SPECFORGE
+    assert not inspection.inspect(folder).errors
+
+
+def test_a_local_verifier_stays_where_vllm_needs_it_and_goes_when_published(tmp_path: Path) -> None:
+    local = {
+        **nested()["speculators_config"],
+        "verifier": {"name_or_path": "/data/models/v", "architectures": ["LlamaForCausalLM"]},
+    }
+    case = case_of(nested(speculators_config=local), shapes())
+    name = lambda made: made.config["speculators_config"]["verifier"]["name_or_path"]  # noqa: E731
+    assert name(convert.plan(case, SPECULATORS)) == "/data/models/v"
+    assert name(convert.plan(case, SPECULATORS, Told(publish=True))) == "v"
+    assert name(convert.plan(case, SPECULATORS, Told(verifier_name="org/v"))) == "org/v"
+    assert convert.plan(case, VLLM).config["eagle_config"]["verifier_name_or_path"] == "v"
 
 
 def test_a_nested_config_needs_a_verifier_and_a_number_of_tokens() -> None:

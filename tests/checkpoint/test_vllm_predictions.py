@@ -89,7 +89,10 @@ def _unused_norm(parameter: str) -> str:
 def _kind(error: str) -> str:
     """The part of a predicted message that names its kind, as it stands in vLLM's own."""
     kinds = {
-        "rope_parameters": "Missing required keys in `rope_parameters`", "no module": "There is no module or parameter named",
+        "rope_parameters": "Missing required keys in `rope_parameters`",
+        "Validation error for field": "Validation error for field", "TypeError": "TypeError",
+        "not a multiple": "is not a multiple of",
+        "not divisible": "is not divisible by num_kv_heads", "no module": "There is no module or parameter named",
         "size mismatch": "", "AssertionError": "AssertionError", "exceeds dimension size": "exceeds dimension size",
         "does not recognize": "does not recognize this architecture", "`model_type` key": "Should have a `model_type` key",
         "are not supported": "are not supported", "Unsupported activation": "Unsupported activation",

@@ -24,7 +24,9 @@ class Case:
     source: Source
     format: Format
     spec: DraftSpec
-    stored: Mapping[str, Tensor]
+    stored: Mapping[str, Tensor]  # the draft's tensors by plain name
+    own: Mapping[str, str]  # name in the file -> plain name
+    foreign: tuple[str, ...]  # tensors of a verifier in the same file
     view: View
     prediction: Prediction
     mapping: VocabMapping | None

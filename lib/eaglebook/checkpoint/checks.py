@@ -80,6 +80,12 @@ def _config(case: Case) -> Iterator[Finding]:
                     f"{prefix}{key} is {short(value)}, not a positive whole number",
                     f"write the number {key} has in the weights",
                 )
+    for key in ("rms_norm_eps", "rope_theta"):
+        value = case.layer.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            yield f.error(
+                "config-value", f"{key} is {short(value)}, not a number", "write the number", vllm="refuses it"
+            )
     for flag in NORM_FLAGS:
         if case.config.get(flag) is not None and not isinstance(case.config[flag], bool):
             yield f.error(
@@ -108,25 +114,45 @@ def _config(case: Case) -> Iterator[Finding]:
         )
 
 
+_WRITTEN_ANEW = f"{CONVERT} writes it anew"
+_REFUSALS = (  # part of vLLM's message, code, repair; the first match holds
+    ("MTP", "taken-for-mtp", f"{CONVERT} writes model_type llama, or kimi_k2 for latent attention"),
+    ("model_type` key", "model-type-missing", _WRITTEN_ANEW),
+    ("does not recognize", "model-type-unknown", _WRITTEN_ANEW),
+    ("not supported", "architecture-unsupported", _WRITTEN_ANEW),
+    ("Expected one of", "speculators-type-unsupported", _WRITTEN_ANEW),
+    ("Unsupported model_type", "speculators-layer-unsupported", _WRITTEN_ANEW),
+    (
+        "no attribute",
+        "speculators-key-missing",
+        "write the key into transformer_layer_config, with the value used in training",
+    ),
+    ("Unsupported activation", "activation-unsupported", "train a draft with silu"),
+    ("layer_types", "layer-types-length", "write one layer type for each layer"),
+    ("EAGLE-1", "method-missing", _WRITTEN_ANEW),
+    ("rope_parameters", "rope-incomplete", "write the factors used in training"),
+    ("Validation error for field", "config-value", "write a whole number"),
+    ("TypeError", "config-value", "write a whole number"),
+    (
+        "not a multiple",
+        "heads-mismatch",
+        "write the numbers of heads used in training; transformers wants hidden_size to be a multiple",
+    ),
+    ("not divisible", "heads-mismatch", "write the numbers of heads used in training"),
+)
+
+
 def _class(case: Case) -> Iterator[Finding]:
     """Which class vLLM takes, or the message it refuses the config with."""
     refusal, architecture = case.view.refusal, case.view.architecture
     if case.format.layout == NO_CONFIG:
         return
     if refusal:
-        code, fix = "config-refused", f"{CONVERT} --fix"
-        for part, name in (
-            ("model_type` key", "model-type-missing"), ("does not recognize", "model-type-unknown"), ("not supported", "architecture-unsupported"),
-            ("Expected one of", "speculators-type-unsupported"), ("Unsupported model_type", "speculators-layer-unsupported"),
-            ("no attribute", "speculators-key-missing"), ("Unsupported activation", "activation-unsupported"), ("layer_types", "layer-types-length"),
-            ("EAGLE-1", "method-missing"), ("rope_parameters", "rope-incomplete"),
-        ):  # fmt: skip
+        code, fix = "config-refused", "correct what the message names"
+        for part, name, repair in _REFUSALS:
             if part in refusal:
-                code = name
+                code, fix = name, repair
                 break
-        if "MTP" in architecture:
-            code = "taken-for-mtp"
-            fix = f"{CONVERT} --fix writes model_type llama, or kimi_k2 for latent attention"
         yield f.error(code, f"vLLM {show(case.version)} refuses the config: {refusal}", fix, vllm=refusal)
         return
     since = rules.ARCHITECTURES[architecture][1]
@@ -199,7 +225,8 @@ def _vocabulary(case: Case) -> Iterator[Finding]:
         )
     if spec.tie_word_embeddings.origin == "stated" and spec.tie_word_embeddings.value:
         missing = case.source.tensors is not None and "lm_head.weight" not in case.stored
-        yield (f.error if missing and not full else f.warning)(
+        own_head = "embed_tokens.weight" in case.stored or not (case.verifier and case.verifier.tied)
+        yield (f.error if missing and (own_head or not full) else f.warning)(
             "tied-embeddings", "tie_word_embeddings is true; a draft's head is its own", "write false",
             vllm="ignores it; without an lm_head it takes the verifier's", sglang="takes the embedding as head",
         )  # fmt: skip
@@ -224,6 +251,12 @@ def _mapping(case: Case) -> Iterator[Finding]:
         return
     if d2t.dtype and d2t.dtype != "I64":
         yield f.note("d2t-dtype", f"d2t is stored as {d2t.dtype}", "write int64", vllm="casts it with a warning")
+        exact = {"BF16": 256, "F16": 2048, "F8_E4M3": 16, "F8_E5M2": 8}.get(d2t.dtype)
+        if exact and m is not None and max(map(abs, m.offsets), default=0) > exact:
+            yield f.error(
+                "d2t-rounded", f"d2t is stored as {d2t.dtype}, which cannot hold whole numbers above {exact}", f"{CONVERT} --fix derives it from t2d", vllm=LOW,
+            )  # fmt: skip
+            return
     if m is None or not m.offsets or not is_size(vocab):
         return
     targets = m.targets
@@ -295,6 +328,8 @@ def _aux_ids(case: Case) -> Iterator[Finding]:
         )
         return
     if not ids:
+        known = case.verifier.default_aux_layer_ids if case.verifier else None
+        example = ",".join(map(str, known)) if known else "A,B,C"
         default = (
             f" (2, L//2, L-3) = {case.verifier.default_aux_layer_ids}"
             if case.verifier and layers
@@ -303,7 +338,7 @@ def _aux_ids(case: Case) -> Iterator[Finding]:
         yield f.warning(
             "aux-ids-missing",
             f"no aux hidden state layer ids: readers take{default}, in silence",
-            f"write the ids used in training at the top level as {AUX_IDS}",
+            f"{CONVERT} --aux-ids {example} --ids-mean input, with the ids of training",
             vllm="its default",
             sglang="its default",
         )
@@ -411,7 +446,8 @@ def _norms(case: Case) -> Iterator[Finding]:
         return
     value = spec.norm_before_residual
     if value.origin == "default":
-        severity = f.warning if case.format.layout == NESTED else f.note
+        named_by_speculators = any(name.startswith("layers.0.") for name in case.source.tensors or ())
+        severity = f.warning if case.format.layout == NESTED or named_by_speculators else f.note
         yield severity(
             "norm-before-residual-implicit", f"norm_before_residual is not stated: vLLM takes {str(value.value).lower()} in this layout, the opposite in the other",
             "write the value used in training (the original EAGLE-3, SpecForge and ModelOpt: false; speculators' default: true)", vllm=f"{str(value.value).lower()}; a wrong value costs acceptance, not an error",

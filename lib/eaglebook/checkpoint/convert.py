@@ -9,18 +9,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eaglebook.checkpoint import checks, inspection, layouts, names, repairs, vllm_rules, weights
+from eaglebook.checkpoint import checks, inspection, layouts, repairs, vllm_rules, weights
 from eaglebook.checkpoint.case import Case
 from eaglebook.checkpoint.findings import Finding
-from eaglebook.checkpoint.formats import FLAT, NESTED
+from eaglebook.checkpoint.formats import EAGLE3, FLAT, NESTED, Format
 from eaglebook.checkpoint.headers import DTYPE_BYTES, Tensor
 from eaglebook.checkpoint.source import BACKUP, Source
-from eaglebook.checkpoint.spec import INPUT, NORM_FLAGS, OUTPUT, UNKNOWN, DraftSpec, Value
+from eaglebook.checkpoint.spec import INPUT, NORM_FLAGS, OUTPUT, UNKNOWN, DraftSpec, Value, ids_meaning
 from eaglebook.checkpoint.verifier_config import VerifierFacts
 from eaglebook.checkpoint.weights import Piece
 from eaglebook.errors import UserError
@@ -29,6 +30,7 @@ from eaglebook.paths import show
 SPECULATORS, VLLM, SGLANG = "speculators", "flat", "sglang"
 LAYOUTS = (VLLM, SPECULATORS, SGLANG)
 _TYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+_UNKNOWN_FORMAT = Format(EAGLE3, FLAT, "", ())
 _LOCAL = re.compile(r"^(/|~|\.{1,2}/|[A-Za-z]:\\|file:)")
 
 
@@ -40,6 +42,7 @@ class Told:
     aux_ids: tuple[int, ...] = ()
     verifier_name: str = ""
     speculative_tokens: int = 0
+    publish: bool = False  # no path of this machine may stay
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,19 @@ def plan(case: Case, to: str, told: Told | None = None, *, fix: bool = False) ->
             f"{where}: not an EAGLE-3 draft", expected="an EAGLE-3 draft", found=f"{case.format.algorithm}: {case.format.evidence[-1]}",
             fix="eaglebook inspect shows what it is",
         )  # fmt: skip
+    wrong = [s for s in case.source.findings if s.severity == "error"]
+    if wrong:
+        raise UserError(
+            f"{where}: its files are wrong", expected="readable files that belong together",
+            found="; ".join(f"{s.code}: {s.message}" for s in wrong), fix="; ".join(dict.fromkeys(s.fix for s in wrong if s.fix)),
+        )  # fmt: skip
+    if case.source.tensors is None:
+        raise UserError(
+            f"{where}: no weights to convert",
+            expected="a folder with safetensors",
+            found="a config alone",
+            fix="give the draft's folder",
+        )
     if case.source.config is None:
         raise UserError(
             f"{where}: no config",
@@ -70,7 +86,7 @@ def plan(case: Case, to: str, told: Told | None = None, *, fix: bool = False) ->
             fix="find the config of the training run",
         )
     repaired = repairs.repair(case) if fix else repairs.Repaired(case.spec)
-    spec, said = _stated(case, repaired.spec, told)
+    spec, said = _stated(case, repaired.spec, told, to)
     kind = _kind(case)
     ids, mean, moved = _ids(spec, to, told, where)
     rest = layouts.rest_of(case.config, case.layer)
@@ -99,8 +115,13 @@ def plan(case: Case, to: str, told: Told | None = None, *, fix: bool = False) ->
     )
 
 
-def check(made: Plan, to: str, verifier: VerifierFacts | None = None, where: str = "the result") -> list[Finding]:
-    """Inspect a plan before it is written. Raises UserError when the result would have an error."""
+def check(
+    made: Plan, to: str, verifier: VerifierFacts | None = None, where: str = "the result", repairable: bool = False
+) -> list[Finding]:
+    """Inspect a plan before it is written. Raises UserError when the result would have an error.
+
+    ``repairable``: the plan was made without ``fix`` and something could be repaired, which the message then says.
+    """
     tensors = {part.name: _as_tensor(part) for part in made.pieces}
     source = Source(Path(where), made.config, tensors or None)
     case = inspection.examine(source, verifier, vllm_rules.REFERENCE)
@@ -115,21 +136,27 @@ def check(made: Plan, to: str, verifier: VerifierFacts | None = None, where: str
             f"{where}: the converted draft would still be wrong",
             expected="no error",
             found="; ".join(f"{e.code}: {e.message}" for e in errors),
-            fix="; ".join(dict.fromkeys(e.fix for e in errors if e.fix)),
+            fix="the same command with --fix repairs what the weights prove"
+            if repairable
+            else "; ".join(dict.fromkeys(e.fix for e in errors if e.fix)),
         )
     return found
 
 
 def write(made: Plan, target: Path, extra: Mapping[str, str] | None = None) -> None:
     """Write a plan into a new folder. ``extra``: further text files, by name. Nothing is left behind on failure."""
+    if target.is_symlink() and not target.exists():
+        raise UserError(
+            f"{show(target)}: a link to nothing", expected="a new or empty folder", fix="name another, or remove it"
+        )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(
             f"{show(target)}: already there", expected="a new or empty folder", fix="name another, or remove it"
         )
     scratch = target.with_name(f".{target.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
     try:
+        scratch.mkdir(parents=True)
         if made.pieces:
             weights.write(made.pieces, scratch / "model.safetensors", made.metadata)
         _write_json(scratch / "config.json", made.config)
@@ -140,6 +167,11 @@ def write(made: Plan, target: Path, extra: Mapping[str, str] | None = None) -> N
         if target.exists():
             target.rmdir()
         scratch.rename(target)
+    except OSError as error:
+        raise UserError(
+            f"{show(target)}: cannot be written", expected="a new folder, in a place one may write to",
+            found=error.strerror or str(error), fix="name another",
+        ) from None  # fmt: skip
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -156,7 +188,7 @@ def write_in_place(case: Case, made: Plan) -> None:
             f"{show(folder)}: tensors must change too", expected="a change of the config alone", found="other names, or a new mapping",
             fix="eaglebook convert DRAFT OUT, into a new folder",
         )  # fmt: skip
-    backup = folder / BACKUP
+    backup = folder / (BACKUP if case.format.layout == NESTED else "config_original.json")
     if backup.exists() and case.format.layout == NESTED:
         raise UserError(f"{show(backup)}: already there", expected="no earlier backup", fix="move it away")
     if not backup.exists():
@@ -165,10 +197,20 @@ def write_in_place(case: Case, made: Plan) -> None:
     (folder / "config.json.partial").replace(folder / "config.json")
 
 
+def can_repair(case: Case) -> bool:
+    """Whether ``fix`` would change anything."""
+    return bool(repairs.repair(case).changes)
+
+
+def inside(target: Path, source: Source) -> bool:
+    """Whether a target lies in the draft's own folder, which is never changed."""
+    return source.path.is_dir() and target.resolve().is_relative_to(source.path.resolve())
+
+
 # ---- the parts of a plan
 
 
-def _stated(case: Case, spec: DraftSpec, told: Told) -> tuple[DraftSpec, list[str]]:
+def _stated(case: Case, spec: DraftSpec, told: Told, to: str) -> tuple[DraftSpec, list[str]]:
     """The spec with everything written out that a reader would default or that the user states, and what was added."""
     said, new = [], {}
     for key in (
@@ -212,20 +254,38 @@ def _stated(case: Case, spec: DraftSpec, told: Told) -> tuple[DraftSpec, list[st
         new["verifier"] = Value(told.verifier_name, "stated", "--verifier-name")
         if isinstance(name, str) and name != told.verifier_name:
             said.append(f"verifier: {_last_part(name)!r} → {told.verifier_name!r}")
-    elif isinstance(name, str) and _LOCAL.match(name):
+    elif isinstance(name, str) and _LOCAL.match(name) and not (to == SPECULATORS and not told.publish):
         new["verifier"] = Value(_last_part(name), "stated", "last part of a local path")
         said.append(f"verifier: local path → {_last_part(name)!r}")
     if case.verifier is not None and spec.verifier_architectures.origin == "absent":
         new["verifier_architectures"] = Value(list(case.verifier.architectures), "stated", "--verifier")
     if told.speculative_tokens:
         new["speculative_tokens"] = Value(told.speculative_tokens, "stated", "--speculative-tokens")
+    elif isinstance(name, str) and case.source.backup is not None:  # the flat file holds the last part of the path only
+        older = _dig(case.source.backup, "speculators_config", "verifier", "name_or_path")
+        if isinstance(older, str) and _last_part(older) == name and not told.publish:
+            new["verifier"] = Value(older, "stated", BACKUP)
+    if told.ids_mean and not told.aux_ids:
+        new["aux_ids_mean"] = Value(told.ids_mean, "stated", "--ids-mean")
     if told.aux_ids:
+        layers = case.verifier.num_layers if case.verifier else None
+        bare = Source(case.source.path, {}, None)  # what the old ids counted says nothing about the new ones
+        new["aux_ids_mean"] = ids_meaning(
+            Value(list(told.aux_ids), "stated"), bare, _UNKNOWN_FORMAT, {}, layers, told.ids_mean
+        )
         new["aux_layer_ids"] = Value(list(told.aux_ids), "stated", "--aux-ids")
         if spec.aux_layer_ids.value not in (None, list(told.aux_ids)):
             said.append(f"aux ids: {spec.aux_layer_ids.value} → {list(told.aux_ids)} (--aux-ids)")
     if spec.tie_word_embeddings.value:
         said.append("tie_word_embeddings: true → false (the draft's head is its own)")
     return replace(spec, **new), said
+
+
+def _dig(config: Mapping[str, Any], *keys: str) -> Any:
+    value: Any = config
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _last_part(path: str) -> str:
@@ -251,7 +311,6 @@ def _ids(spec: DraftSpec, to: str, told: Told, where: str) -> tuple[list[int], s
             f"{where}: no aux hidden state layer ids", expected="the ids the draft was trained with", found="none: every reader takes its own default",
             fix="--aux-ids 2,30,58 --ids-mean input (of a layer, as vLLM and speculators count) or output (SGLang, SpecForge, ModelOpt)",
         )  # fmt: skip
-    mean = told.ids_mean or mean
     if mean in (UNKNOWN, None):
         raise UserError(
             f"{where}: nothing tells what the aux ids {ids} count", expected="the input (vLLM) or the output (SGLang) of a layer",
@@ -274,18 +333,21 @@ def _pieces(
     """Tensors in the order of the file, under the target's names; what was repaired is written anew."""
     out, changed = [], {}
     for stored_name, tensor in (case.source.tensors or {}).items():
-        plain = names.plain(stored_name)
-        if plain in repaired.drop or plain in repaired.data:
+        plain = case.own.get(stored_name, stored_name)
+        if stored_name in repaired.drop or plain in repaired.data:
             continue
         name = plain if nested or not one_layer else re.sub(r"^layers\.0\.", "midlayer.", plain)
         out.append(weights.piece(tensor, name) if tensor.file else Piece(name, tensor.dtype, tensor.shape or ()))
         if name.replace("midlayer.", "layers.0.") != stored_name.replace("midlayer.", "layers.0."):
             changed[stored_name] = name
     out += [Piece(name, dtype, shape, data=data) for name, (dtype, shape, data) in repaired.data.items()]
-    if len({part.name for part in out}) != len(out):
+    out += [weights.piece(case.stored[source], name) for name, source in repaired.copies.items()]
+    twice = [name for name, n in Counter(part.name for part in out).items() if n > 1]
+    if twice:
         raise UserError(
-            f"{show(case.source.path)}: two tensors would get one name", fix="remove the one that is not wanted"
-        )
+            f"{show(case.source.path)}: two tensors would get one name", expected="one tensor for each name", found=", ".join(twice[:3]),
+            fix="remove the one that is not wanted",
+        )  # fmt: skip
     said = (
         [f"renamed {len(changed)} tensors, e.g. {next(iter(changed.items()))[0]} → {next(iter(changed.values()))}"]
         if changed
@@ -318,7 +380,7 @@ def run(
 ) -> tuple[Plan, Sequence[Finding]]:
     """Plan, check, write: the whole conversion of an inspected draft into a new folder."""
     made = plan(case, to, told, fix=fix)
-    found = check(made, to, case.verifier, show(target))
+    found = check(made, to, case.verifier, show(target), can_repair(case) and not fix)
     write(made, target)
     return made, found
 

@@ -74,7 +74,8 @@ def _meaning(name: str, value: Any, spec: DraftSpec) -> Any:
 
 def _tensors(a: Case, b: Case, hashes: bool) -> list[Difference]:
     if a.source.tensors is None or b.source.tensors is None:
-        return []
+        counts = ["" if c.source.tensors is None else f"{len(c.source.tensors)} tensors" for c in (a, b)]
+        return [Difference("weights", *counts)] if any(counts) else []
     found = []
     for name in sorted(a.stored.keys() | b.stored.keys()):
         ours, theirs = a.stored.get(name), b.stored.get(name)

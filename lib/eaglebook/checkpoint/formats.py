@@ -72,7 +72,7 @@ def _layout(source: Source) -> tuple[str, str]:
 
 
 def _algorithm(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> tuple[str, str]:
-    stored = {names.plain(name): tensor for name, tensor in (tensors or {}).items()}
+    stored = {plain: tensors[name] for name, plain in names.owned(tensors)[0].items()} if tensors else {}
     algorithm, why = _by_config(config, tensors, stored)
     if algorithm == EAGLE1 and "layers.0.hidden_norm.weight" in stored:
         return EAGLE3, f"layers.0.hidden_norm, which only EAGLE-3 has (although {why})"

@@ -10,6 +10,7 @@ from eaglebook.checkpoint.case import Case, is_size
 from eaglebook.checkpoint.findings import Finding
 from eaglebook.checkpoint.formats import NO_CONFIG
 
+FIX = "eaglebook convert DRAFT OUT --fix"
 CODES = {
     "head-dim-mismatch",
     "heads-mismatch",
@@ -36,13 +37,13 @@ def about(case: Case) -> Iterator[Finding]:
             if built is not None and built != d.value:
                 yield f.error(
                     "head-dim-mismatch", f"head_dim is not stated and readers take {built}; the weights have {d.value}",
-                    f"write head_dim {d.value}", vllm="refuses smaller weights, cuts larger ones in silence",
+                    f"write head_dim {d.value}, or {FIX}", vllm="refuses smaller weights, cuts larger ones in silence",
                 )  # fmt: skip
             else:
                 yield f.warning(
                     "head-dim-implicit",
                     f"head_dim is not stated; the weights have {d.value}, and readers take the same",
-                    f"write head_dim {d.value}",
+                    f"write head_dim {d.value}, or {FIX}",
                 )
         elif q and is_size(heads) and q != heads * d.value:
             in_weights = spec.head_dim_in_weights.value
@@ -50,7 +51,7 @@ def about(case: Case) -> Iterator[Finding]:
                 yield f.error(
                     "head-dim-mismatch",
                     f"head_dim is {d.value}, the weights have {in_weights}",
-                    f"write head_dim {in_weights}",
+                    f"write head_dim {in_weights}, or {FIX}",
                     vllm=_cut(q, heads * d.value),
                 )
             else:
@@ -63,7 +64,7 @@ def about(case: Case) -> Iterator[Finding]:
             stated = "" if spec.num_key_value_heads.origin == "stated" else " (by default)"
             yield f.error(
                 "kv-heads-mismatch", f"{kv} key-value heads{stated} of {width} need {kv * width} rows, k_proj has {k}",
-                f"write num_key_value_heads {k // width}" if k % width == 0 else "correct num_key_value_heads", vllm=_cut(k, kv * width),
+                f"write num_key_value_heads {k // width}, or {FIX}" if k % width == 0 else "correct num_key_value_heads", vllm=_cut(k, kv * width),
             )  # fmt: skip
         elif spec.num_key_value_heads.origin == "default" and case.format.layout != NO_CONFIG:
             yield f.warning(
@@ -79,26 +80,28 @@ def about(case: Case) -> Iterator[Finding]:
             yield f.error(
                 code,
                 f"{key} is {stated.value}, the weights have {stored}",
-                f"write {key} {stored}",
+                f"write {key} {stored}, or {FIX}",
                 vllm=_cut(stored, stated.value),
             )
     layers = {n for n in map(names.layer, case.stored) if n is not None}
-    if spec.num_hidden_layers.origin == "stated" and layers:
-        stored, stated_layers = max(layers) + 1, spec.num_hidden_layers.value
-        if stored < stated_layers:
-            yield f.error(
-                "layers-missing",
-                f"{stated_layers} layers stated, {stored} stored",
-                f"write num_hidden_layers {stored}",
-                vllm="the others are uninitialised, in silence",
-            )
-        elif stored > stated_layers:
-            yield f.error(
-                "layers-surplus",
-                f"{stored} layers stored, {stated_layers} stated",
-                f"write num_hidden_layers {stored}",
-                vllm="refuses the surplus",
-            )
+    read, where = (
+        case.view.layers,
+        "stated" if spec.num_hidden_layers.origin == "stated" else "taken by readers, as none are stated",
+    )
+    if read is None or case.view.refusal:
+        read = spec.num_hidden_layers.value if spec.num_hidden_layers.origin == "stated" else None
+    if layers and read is not None and max(layers) + 1 < read:
+        yield f.error(
+            "layers-missing", f"{read} layers {where}, {max(layers) + 1} stored", f"write num_hidden_layers {max(layers) + 1}, if so many were trained",
+            vllm="the others are uninitialised, in silence",
+        )  # fmt: skip
+    elif layers and read is not None and max(layers) + 1 > read:
+        yield f.error(
+            "layers-surplus",
+            f"{max(layers) + 1} layers stored, {read} {where}",
+            f"write num_hidden_layers {max(layers) + 1}, or {FIX}",
+            vllm="refuses the surplus",
+        )
 
 
 def _cut(stored: int, built: int) -> str:

@@ -92,6 +92,13 @@ def _parse(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
+        if length == int.from_bytes(b"version ", "little"):
+            raise UserError(
+                f"{show(file)}: a git-lfs pointer, not the file itself",
+                expected="safetensors",
+                found=f"{size} bytes",
+                fix="git lfs pull",
+            )
         if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
             limit = min(MAX_HEADER_BYTES, max(0, size - 8))
             raise refuse(f"a header of at most {limit} bytes", f"{length} bytes announced")

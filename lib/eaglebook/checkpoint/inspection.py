@@ -91,7 +91,8 @@ def examine(
 ) -> Case:
     """Everything the checks need, from what was read."""
     kind = formats.detect(given)
-    stored = {names.plain(name): tensor for name, tensor in (given.tensors or {}).items()}
+    own, foreign = names.owned(given.tensors or ())
+    stored = {plain: given.tensors[name] for name, plain in own.items()} if given.tensors else {}
     config = given.config or {}
     prediction = vllm_load.predict(
         config,
@@ -100,6 +101,10 @@ def examine(
         target_hidden=facts.hidden_size if facts else None,
         version=version,
     )
+    seen, found = vllm_view.view(config, version), mapping.read(stored)
+    if given.tensors is not None and kind.is_eagle3:
+        layers, hidden = (facts.num_layers, facts.hidden_size) if facts else (None, None)
+        prediction = vllm_load.first_request(prediction, seen, found.targets if found else None, layers, hidden)
     if given.config is None:
         prediction = replace(prediction, stage="config", error="no config was given")
     return Case(
@@ -107,9 +112,11 @@ def examine(
         format=kind,
         spec=spec.read(given, kind, facts.num_layers if facts else None, ids_mean),
         stored=stored,
-        view=vllm_view.view(config, version),
+        own=own,
+        foreign=tuple(foreign),
+        view=seen,
         prediction=prediction,
-        mapping=mapping.read(stored),
+        mapping=found,
         verifier=facts,
         version=version,
     )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,7 @@ class VocabMapping:
 def read(stored: Mapping[str, Tensor]) -> VocabMapping | None:
     """The mapping of a checkpoint (plain names), None when it has none or only its name is known."""
     d2t = stored.get("d2t")
-    if d2t is None or d2t.file is None or d2t.dtype not in _CODES or d2t.bytes > MAX_BYTES:
+    if d2t is None or d2t.file is None or d2t.dtype not in {*_CODES, "BF16", "F16"} or d2t.bytes > MAX_BYTES:
         return None
     return VocabMapping([int(n) for n in _numbers(d2t)], read_mask(stored))
 
@@ -78,11 +79,15 @@ def _numbers(tensor: Tensor) -> Sequence[float]:
     data = headers.tensor_bytes(tensor)
     if tensor.dtype == "BOOL":
         return data
-    numbers = array(_CODES[tensor.dtype])
+    if tensor.dtype == "F16":
+        return [n if n == n and abs(n) < 2**53 else -1 for n in struct.unpack(f"<{len(data) // 2}e", data)]
+    if tensor.dtype == "BF16":  # the upper half of a float32
+        data = b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
+    numbers = array(_CODES.get(tensor.dtype, "f"))
     numbers.frombytes(data)
     if sys.byteorder == "big":
         numbers.byteswap()
-    return [n if n == n and abs(n) < 2**53 else -1 for n in numbers] if tensor.dtype[0] == "F" else numbers
+    return [n if n == n and abs(n) < 2**53 else -1 for n in numbers] if numbers.typecode in "fd" else numbers
 
 
 def _bytes(numbers: array[int]) -> bytes:

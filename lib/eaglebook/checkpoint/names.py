@@ -7,6 +7,7 @@ vLLM's own state dict calls the map ``draft_id_to_target_id``.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _WRAPPERS = (
     "module.",
@@ -19,10 +20,45 @@ _WRAPPERS = (
     "speculator.",
     "model.",
 )
+_OWN_WRAPPERS = (
+    "draft_model.",
+    "eagle_module.",
+    "eagle3.",
+    "ea_layer.",
+    "drafter.",
+    "speculator.",
+    "module.draft_model.",
+    "module.eagle_module.",
+)
 _ROOTS = (
     "layers.", "midlayer.", "fc.", "fc_norm.", "input_norm.", "norm.", "lm_head.", "embed_tokens.", "d2t", "t2d",
     "draft_id_to_target_id", "mask_hidden",
 )  # fmt: skip
+
+
+def owned(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """Stored names of the draft with their plain names, and the names that belong to a verifier saved beside it.
+
+    A trainer that wraps both (``eagle_module.fc…`` beside ``model.layers.0…``) leaves no doubt which is which: tensors in a
+    draft's own wrapper are the draft's. Without one, ``model.`` names are the verifier's when a draft stands outside them.
+    """
+    names = list(stored)
+    wrapped = [n for n in names if n.startswith(_OWN_WRAPPERS)]
+    outside = [n for n in names if n.startswith(("fc.", "midlayer.")) or n == "layers.0.hidden_norm.weight"]
+    if wrapped:
+        foreign = [
+            n for n in names if n not in set(wrapped) and n.removeprefix("module.").startswith(("model.", "lm_head."))
+        ]
+    elif (
+        outside
+        and any(n.startswith("model.layers.") for n in names)
+        and not any("hidden_norm" in n and "model." in n for n in names)
+    ):
+        foreign = [n for n in names if n.startswith("model.")]
+    else:
+        foreign = []
+    foreign += [n for n in names if n.startswith(("verifier_", "target_model."))]
+    return {n: plain(n) for n in names if n not in set(foreign)}, foreign
 
 
 def unwrapped(name: str) -> str:

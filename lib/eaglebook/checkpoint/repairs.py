@@ -17,12 +17,13 @@ Data = tuple[str, tuple[int, ...], bytes]  # dtype, shape, bytes of a tensor wri
 
 @dataclass(frozen=True)
 class Repaired:
-    """``drop``: plain names to leave out. ``data``: small tensors to write instead of, or besides, the stored ones."""
+    """``drop``: names in the file to leave out. ``data``: small tensors to write instead of, or besides, the stored ones."""
 
     spec: DraftSpec
     drop: frozenset[str] = frozenset()
     data: dict[str, Data] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
+    copies: dict[str, str] = field(default_factory=dict)  # new tensor -> the stored one it is a copy of
 
 
 def repair(case: Case) -> Repaired:
@@ -37,17 +38,24 @@ def repair(case: Case) -> Repaired:
 
     _sizes(case, write)
     _flags(case, write)
-    drop = {name for name in case.stored if name.startswith(("verifier_", "target_model")) or "rotary_emb." in name}
+    drop = {*case.foreign, *(name for name in case.source.tensors or () if "rotary_emb." in name)}
     if drop:
-        changes.append(f"left out: {', '.join(sorted(drop))}")
+        rest = f" and {len(drop) - 4} more" if len(drop) > 4 else ""
+        changes.append(f"left out: {', '.join(sorted(drop)[:4])}{rest}")
     spec = replace(case.spec, **new)
     data, left_out, said = _mapping(case, spec)
+    drop |= {name for name, plain in case.own.items() if plain in left_out}
+    copies = {}
+    tied = case.spec.tie_word_embeddings.value and "lm_head.weight" not in case.stored
+    if tied and "embed_tokens.weight" in case.stored and spec.draft_vocab_size.value == spec.vocab_size.value:
+        copies["lm_head.weight"] = "embed_tokens.weight"
+        said.append("lm_head: written as a copy of embed_tokens (the draft's head was tied to it)")
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         value, vocab = getattr(spec, key).value, spec.vocab_size.value
         if type(value) is int and is_size(vocab) and not 0 <= value < vocab:
             spec = replace(spec, **{key: ABSENT})
             said.append(f"{key}: {value} left out (outside the vocabulary; readers take the verifier's)")
-    return Repaired(spec, frozenset(drop | left_out), data, (*changes, *said))
+    return Repaired(spec, frozenset(drop), data, (*changes, *said), copies)
 
 
 def _sizes(case: Case, write: Any) -> None:
@@ -56,7 +64,7 @@ def _sizes(case: Case, write: Any) -> None:
     heads, kv, width = spec.num_attention_heads.value, spec.num_key_value_heads.value, spec.head_dim.value
     measured = spec.head_dim_in_weights.value
     if spec.mla.origin == "absent" and q and k and is_size(heads) and is_size(kv) and is_size(width):
-        if q != heads * width and measured and k == kv * measured:
+        if q != heads * width and measured and k == kv * measured and not _heads_may_be_wrong(case, q, k, width):
             write("head_dim", measured, "q and k in the weights")
         elif q == heads * width and k != kv * width and k % width == 0:
             write("num_key_value_heads", k // width, "k in the weights")
@@ -73,6 +81,16 @@ def _sizes(case: Case, write: Any) -> None:
     head, d2t = case.rows("lm_head.weight"), case.rows("d2t")
     if head and spec.draft_vocab_size.value != head and d2t in (None, head):
         write("draft_vocab_size", head, "lm_head in the weights")
+
+
+def _heads_may_be_wrong(case: Case, q: int, k: int, width: int) -> bool:
+    """Whether the stated ``head_dim`` fits the weights too, with other numbers of heads: then nothing is proved.
+
+    A stated number of heads that the verifier has as well is taken for right.
+    """
+    fits = case.spec.head_dim.origin == "stated" and q % width == 0 and k % width == 0
+    same = case.verifier is not None and case.verifier.num_heads == case.spec.num_attention_heads.value
+    return fits and not same
 
 
 def _flags(case: Case, write: Any) -> None:
@@ -112,6 +130,11 @@ def _mapping(case: Case, spec: DraftSpec) -> tuple[dict[str, Data], set[str], li
     if found is not None and found.absolute:
         targets = list(found.offsets)
         said.append("d2t: target ids → offsets (t2d marks exactly these ids)")
+    elif (
+        found is not None and case.stored["d2t"].dtype in ("BF16", "F16") and (mask := found.mask) and len(mask) == size
+    ):
+        targets = mask
+        said.append("d2t: derived from t2d, in the order of the ids (its own type cannot hold the numbers)")
     elif found is not None and _valid(found.targets, vocab):
         targets = found.targets
     elif found is None and "d2t" not in stored and (mask := mapping.read_mask(stored)) and len(mask) == size:

@@ -115,7 +115,8 @@ def _folder(folder: Path) -> Source:
         said.append(f.error(code, _one_line(error), "put the draft's config.json beside its weights"))
     if BACKUP in names:
         try:
-            backup = read_config(folder / BACKUP)
+            found = read_config(folder / BACKUP)
+            backup = found if isinstance(found.get("transformer_layer_config"), dict) else None
         except UserError as error:
             said.append(f.note("backup-unreadable", _one_line(error)))
     tensors, metadata, about_weights = _weights(folder, names)
@@ -216,22 +217,25 @@ def _about_index(
 ) -> list[f.Finding]:
     said = []
     absent = sorted(set(index.values()) - set(files))
+    leftover = bool(files) and set(absent) == set(index.values())
     if absent:
         said.append(
             f.error(
                 "index-shard-missing",
                 f"the index names files that are not there: {', '.join(absent[:3])}",
-                "copy the missing shards",
+                "delete the index: it belongs to an earlier save, and no file it names is here"
+                if leftover
+                else "copy the missing shards",
                 vllm="refuses the folder",
             )
         )
     left_out = sorted(set(files) - set(index.values()))
-    if left_out:
+    if left_out and not leftover:
         said.append(
             f.error(
                 "index-stale",
                 f"files the index does not name: {', '.join(left_out[:3])}",
-                "write the index again, or remove the files",
+                "write the index again; delete it if one file holds everything",
                 vllm="leaves these files out, in silence",
             )
         )

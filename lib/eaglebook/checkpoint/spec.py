@@ -125,7 +125,8 @@ class DraftSpec:
 
 def read(source: Source, format_: Format, verifier_layers: int | None = None, ids_mean: str = "") -> DraftSpec:
     """The spec of an EAGLE-3 draft. ``ids_mean`` ("input" or "output") is what the user says about the aux ids."""
-    stored = {names.plain(name): tensor for name, tensor in (source.tensors or {}).items()}
+    own, _ = names.owned(source.tensors or ())
+    stored = {plain: source.tensors[name] for name, plain in own.items()} if source.tensors else {}
     reader = _Reader(source.config or {}, format_.layout, stored)
     ids = reader.aux_ids()
     spec = {name: reader.find(name) for name in _PLAIN_KEYS}
@@ -293,6 +294,8 @@ class _Reader:
         if key == "norm_before_fc" and self.layout != NESTED and self.eagle.get(key) is not None:
             return Value(self.eagle[key], "stated", f"eagle_config.{key}")  # vLLM 0.32 looks there first
         value = self.find_in(self.config, "", key)
+        if value.origin == "absent" and self.layout == WRAPPED:
+            value = self.find_in(self.layer, self.prefix, key)
         if value.origin == "stated" or not self.config:
             return value
         layout = NESTED if self.layout == NESTED else FLAT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from eaglebook.checkpoint import findings as f
@@ -33,6 +34,15 @@ def about(case: Case) -> Iterator[Finding]:
             grouped.setdefault(code, []).append(outcome)
     for code, outcomes in grouped.items():
         yield _finding(code, outcomes, case)
+    twice = [plain for plain, n in Counter(case.own.values()).items() if n > 1]
+    if twice:
+        both = [name for name, plain in case.own.items() if plain == twice[0]]
+        yield f.error(
+            "tensor-twice",
+            f"{' and '.join(both)} are one tensor",
+            "remove the one that is not wanted",
+            vllm="loads both: the last one wins",
+        )
     if any(name.endswith(("weight_scale", "weight_packed", "weight_scale_inv")) for name in case.stored):
         known = case.spec.quantisation.origin == "stated"
         kind = f.note if known else f.error
@@ -59,12 +69,14 @@ def about(case: Case) -> Iterator[Finding]:
 def _code(outcome: Outcome, case: Case) -> str:
     """The finding an outcome belongs to, "" when it is as it should be or another check says it better."""
     name, fate = names.plain(outcome.tensor), outcome.fate
+    if outcome.tensor in case.foreign:
+        return "verifier-tensors"
     if fate in ("loaded", "skipped", "unknown"):
         return ""
     if fate == "shared":
         return {"lm_head.weight": "lm-head-shared"}.get(name, "embed-shared")
     if fate in ("uninitialised", "left at default"):
-        if any(names.plain(stored) == name for stored in case.source.tensors or ()):
+        if name in case.stored:
             return ""  # it is there, under a name vLLM does not take: said once
         for pattern, code in (
             ("lm_head", "lm-head-missing"), ("embed_tokens", "embed-missing"), ("d2t", "d2t-missing"), ("input_norm", "input-norm-missing"),

@@ -9,8 +9,8 @@ where ``vllm_rules`` says so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from eaglebook.checkpoint import names
@@ -72,7 +72,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Prediction:
-    """``stage``: where vLLM stops, "config", "load" or "" when it loads. ``error``: the kind of message it stops with."""
+    """``stage``: where vLLM stops: "config", "load", "request" (the first one), or "" when it serves; ``error``: why."""
 
     version: str
     architecture: str
@@ -84,7 +84,7 @@ class Prediction:
         return {
             "version": self.version,
             "architecture": self.architecture,
-            "loads": not self.stage,
+            "loads": self.stage in ("", "request"),
             "stops_at": self.stage,
             "error": self.error,
             "tensors": [outcome.as_dict() for outcome in self.tensors],
@@ -122,6 +122,31 @@ def predict(
     )  # files are read in this order
     error = f"{raising[0].tensor}: {raising[0].detail}" if raising else ""
     return Prediction(rules.show(version), seen.architecture, "load" if error else "", error, tuple(outcomes))
+
+
+def first_request(
+    made: Prediction,
+    seen: View,
+    targets: Sequence[int] | None,
+    verifier_layers: int | None,
+    verifier_hidden: int | None,
+) -> Prediction:
+    """What loads and then fails when the first token is drafted (V1 runner, 0.32): another number of states than ``fc`` takes, or a
+    target id that is no index. ``targets``: target ids of the draft's tokens, None when there is no map to read."""
+    if made.stage or seen.refusal:
+        return made
+    problem = ""
+    if targets and seen.vocab and (min(targets) < 0 or max(targets) >= seen.vocab):
+        problem = f"index {max(targets)} is out of bounds for dimension 1 with size {seen.vocab}"
+    if seen.use_aux and verifier_layers is not None and seen.aux_count is not None:
+        default = (2, verifier_layers // 2, verifier_layers - 3)
+        ids = set(default if seen.aux_ids is None else seen.aux_ids)
+        captured = sum(0 <= i <= verifier_layers for i in ids)
+        if captured != seen.aux_count:
+            problem = f"{captured} states are captured, fc takes {seen.aux_count}"
+    if verifier_hidden and seen.target_hidden and verifier_hidden != seen.target_hidden:
+        problem = f"states of {verifier_hidden}, fc takes {seen.target_hidden} each"
+    return replace(made, stage="request", error=problem) if problem else made
 
 
 def slots(

@@ -12,7 +12,7 @@ from typing import Any
 
 from eaglebook.checkpoint import vllm_rules as rules
 from eaglebook.checkpoint.formats import architectures
-from eaglebook.checkpoint.spec import AUX_IDS
+from eaglebook.checkpoint.spec import AUX_IDS, INTEGERS
 from eaglebook.checkpoint.vllm_rules import DEEPSEEK, LLAMA, QWEN3, Version, show
 
 _DEEPSEEK_TYPES = ("kimi_k2", "deepseek_v3", "deepseek_v2")  # head_dim is qk_rope_head_dim when absent
@@ -64,7 +64,9 @@ class View:
     draft_vocab: int | None = None
     target_hidden: int | None = None
     aux_count: int | None = None
-    aux_ids: tuple[int, ...] | None = None  # as the V1 runner takes them; None: the verifier's default
+    aux_ids: tuple[int, ...] | None = (
+        None  # as the V1 runner takes them; None: the verifier's default; (): none that exists
+    )
     use_aux: bool = True
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -99,13 +101,20 @@ def assumed(config: Mapping[str, Any], version: Version = rules.REFERENCE) -> Vi
     is_qwen3 = (layer or config).get("model_type") == "qwen3"
     merged |= {"hidden_act": "silu", "layer_types": None, "rope_scaling": None, "rope_parameters": None}
     return _build(
-        "Eagle3Qwen3ForCausalLM" if is_qwen3 else "LlamaForCausalLMEagle3", merged, max(version, (0, 25)), flat=True
+        "Eagle3Qwen3ForCausalLM" if is_qwen3 else "LlamaForCausalLMEagle3",
+        merged,
+        max(version, (0, 25)),
+        flat=True,
+        strict=False,
     )
 
 
 def _native(config: Mapping[str, Any], model_type: str, version: Version) -> View:
     named = architectures(config)
     architecture = rules.rewritten(named[0]) if named else "Eagle3LlamaModel"
+    odd = [key for key in sorted(INTEGERS) if config.get(key) is not None and type(config[key]) is not int]
+    if odd:  # transformers 5.19 checks the types of its own config classes
+        return View(refusal=f"Validation error for field '{odd[0]}': {type(config[odd[0]]).__name__}")
     merged = {**_DEFAULTS.get(model_type, {}), **{k: v for k, v in config.items() if v is not None}}
     if model_type in _TAKEN_FOR_MTP:
         architecture = f"Eagle3{_TAKEN_FOR_MTP[model_type]}"
@@ -134,6 +143,8 @@ def _speculators(config: Mapping[str, Any], version: Version) -> View:
     if kind not in ("eagle3", "peagle"):
         return View(refusal=f"speculators type {kind}: not served by method eagle3")
     model_type = layer.get("model_type", "llama")
+    if not isinstance(model_type, str):
+        return View(refusal=f"Unsupported model_type {model_type} for Eagle3 speculator")
     classes = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
     if version < rules.SPECULATORS_QWEN3:
         classes = dict.fromkeys((model_type, "llama"), "LlamaForCausalLM")  # whatever the layer is
@@ -142,6 +153,9 @@ def _speculators(config: Mapping[str, Any], version: Version) -> View:
     missing = [key for key in _REQUIRED if layer.get(key) is None]
     if missing:
         return View(refusal=f"AttributeError: 'SpeculatorsConfig' object has no attribute '{missing[0]}'")
+    odd = [key for key in sorted(INTEGERS) if layer.get(key) is not None and type(layer[key]) is not int]
+    if odd:  # no class checks the type: the first arithmetic with it fails
+        return View(refusal=f"TypeError: {odd[0]} is a {type(layer[odd[0]]).__name__}")
     copied = (
         "draft_vocab_size",
         "target_hidden_size",
@@ -157,7 +171,7 @@ def _speculators(config: Mapping[str, Any], version: Version) -> View:
     return replace(built, parallel=kind == "peagle")
 
 
-def _build(architecture: str, config: Mapping[str, Any], version: Version, *, flat: bool) -> View:
+def _build(architecture: str, config: Mapping[str, Any], version: Version, *, flat: bool, strict: bool = True) -> View:
     class_, since = rules.ARCHITECTURES.get(architecture, ("", rules.NEWEST))
     if not class_ or version < since:
         known = f" (registered from {show(since)} on)" if class_ else ""
@@ -182,6 +196,15 @@ def _build(architecture: str, config: Mapping[str, Any], version: Version, *, fl
             refusal=f"Unsupported activation: {config['hidden_act']}. Only silu is supported for now.",
         )
     hidden, heads, layers = size("hidden_size"), size("num_attention_heads"), size("num_hidden_layers")
+    llama_config = (
+        strict and flat and config.get("model_type") == "llama"
+    )  # transformers' class checks this, others do not
+    if llama_config and hidden and heads and hidden % heads:
+        refusal = f"The hidden size ({hidden}) is not a multiple of the number of attention heads ({heads})."
+        return View(class_, architecture, refusal=refusal)
+    kv_heads = size("num_key_value_heads") or heads
+    if strict and heads and kv_heads and not config.get("kv_lora_rank") and heads % kv_heads:
+        return View(class_, architecture, refusal=f"num_heads ({heads}) is not divisible by num_kv_heads ({kv_heads})")
     layer_types = config.get("layer_types")
     if isinstance(layer_types, list) and layer_types and layers and len(layer_types) != layers:
         refusal = f"`num_hidden_layers` ({layers}) must be equal to the number of `layer_types` ({len(layer_types)})"
@@ -207,7 +230,7 @@ def _build(architecture: str, config: Mapping[str, Any], version: Version, *, fl
         architecture=architecture,
         hidden=hidden,
         heads=heads,
-        kv_heads=size("num_key_value_heads") or heads,
+        kv_heads=kv_heads,
         head_dim=size("head_dim") or (hidden // heads if hidden and heads else None),
         intermediate=size("intermediate_size"),
         layers=layers,
@@ -215,7 +238,7 @@ def _build(architecture: str, config: Mapping[str, Any], version: Version, *, fl
         draft_vocab=size("draft_vocab_size") or size("vocab_size"),
         target_hidden=size("target_hidden_size") or hidden,
         aux_count=_aux_count(class_, config, eagle, top_ids, nested_ids, version),
-        aux_ids=tuple(sorted(set(ids))) if ids else None,
+        aux_ids=tuple(sorted(set(ids))) if ids else () if config.get(AUX_IDS) else None,
         use_aux=class_ == DEEPSEEK or bool(eagle.get("use_aux_hidden_state", True)),
         norm_before_fc=class_ != DEEPSEEK
         and version >= rules.NORM_BEFORE_FC
