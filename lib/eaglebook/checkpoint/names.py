@@ -45,18 +45,13 @@ def owned(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     names = list(stored)
     wrapped = [n for n in names if n.startswith(_OWN_WRAPPERS)]
     outside = [n for n in names if n.startswith(("fc.", "midlayer.")) or n == "layers.0.hidden_norm.weight"]
-    if wrapped:
-        foreign = [
-            n for n in names if n not in set(wrapped) and n.removeprefix("module.").startswith(("model.", "lm_head."))
-        ]
-    elif (
-        outside
-        and any(n.startswith("model.layers.") for n in names)
-        and not any("hidden_norm" in n and "model." in n for n in names)
-    ):
+    beside = any(n.removeprefix("module.").startswith("model.layers.") for n in names)
+    own_layers = any("model." in n and "hidden_norm" in n for n in names)  # the draft itself stands under model.
+    foreign = []
+    if wrapped and beside:
+        foreign = [n for n in set(names) - set(wrapped) if n.removeprefix("module.").startswith(("model.", "lm_head."))]
+    elif outside and beside and not own_layers:
         foreign = [n for n in names if n.startswith("model.")]
-    else:
-        foreign = []
     foreign += [n for n in names if n.startswith(("verifier_", "target_model."))]
     return {n: plain(n) for n in names if n not in set(foreign)}, foreign
 

@@ -188,7 +188,7 @@ def _faults() -> list[Fault]:
     group = "sizes"
     f("head_dim halved", "head-dim-mismatch", lambda c: c.set(head_dim=HEAD_DIM // 2))
     f("head_dim doubled", "head-dim-mismatch", lambda c: c.set(head_dim=2 * HEAD_DIM))
-    f("head_dim left out", "head-dim-implicit", lambda c: c.set(head_dim=None), harmless=True)
+    f("head_dim left out", "head-dim-mismatch", lambda c: c.set(head_dim=None))
     f("heads halved", "heads-mismatch", lambda c: c.set(num_attention_heads=2))
     f("kv heads halved", "kv-heads-mismatch", lambda c: c.set(num_key_value_heads=2))
     f("one kv head", "kv-heads-mismatch", lambda c: c.set(num_key_value_heads=1))
@@ -203,7 +203,7 @@ def _faults() -> list[Fault]:
     f("draft_vocab_size left out", "draft-vocab-missing", lambda c: c.set(draft_vocab_size=None))
     f("draft_vocab_size one more", "draft-vocab-mismatch", lambda c: c.set(draft_vocab_size=DRAFT_VOCAB + 1))
     f("vocab_size too small", "verifier-vocab-size", lambda c: c.set(vocab_size=VOCAB // 2))
-    f("vocab_size padded", "verifier-vocab-size", lambda c: c.set(vocab_size=VOCAB + 64))
+    f("vocab_size padded", "verifier-vocab-size", lambda c: c.set(vocab_size=VOCAB + 64), harmless=True)
     f("tied, without a head", "tied-embeddings", lambda c: c.set(tie_word_embeddings=True).drop("lm_head.weight"))
     f("end token outside", "special-token-out-of-range", lambda c: c.set(eos_token_id=VOCAB), harmless=True)
     group = "mapping"
@@ -247,11 +247,18 @@ def _faults() -> list[Fault]:
         lambda c: c.set(norm_before_residual=None).rename(L, "layers.0."),
     )
     f("norm_before_residual as text", "config-value", lambda c: c.set(norm_before_residual=""))
-    f("norm_before_fc without its tensor", "input-norm-missing", lambda c: c.set(norm_before_fc=True))
+    f(
+        "norm_before_fc without its tensor", "input-norm-missing", lambda c: c.set(norm_before_fc=True), harmless=True
+    )  # a norm of ones, and fc is read by a norm
     f("input_norm without its flag", "input-norm-unasked", lambda c: c.add("input_norm.weight", 3 * H), harmless=True)
-    f("fc_norm without its tensors", "fc-norm-missing", lambda c: c.set(fc_norm=True))
+    f("fc_norm without its tensors", "fc-norm-missing", lambda c: c.set(fc_norm=True), harmless=True)
     f("fc_norm without its flag", "fc-norm-unasked", lambda c: c.add("fc_norm.0.weight", H))
-    f("two answers about norm_before_fc", "norm-flag-conflict", lambda c: c.set(eagle_config={"norm_before_fc": True}))
+    f(
+        "two answers about norm_before_fc",
+        "norm-flag-conflict",
+        lambda c: c.set(eagle_config={"norm_before_fc": True}),
+        harmless=True,
+    )
     f("rms_norm_eps left out", "rms-norm-eps-implicit", lambda c: c.set(rms_norm_eps=None), harmless=True)
     group = "rope and length"
     f("rope left out", "rope-implicit", lambda c: _rope(c))

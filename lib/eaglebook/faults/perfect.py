@@ -25,7 +25,7 @@ import numpy as np
 from eaglebook.checkpoint import headers, weights
 from eaglebook.checkpoint.weights import Piece
 
-H, HEADS, HEAD_DIM, LAYERS, INNER, VOCAB, DRAFT_VOCAB = 128, 4, 32, 8, 64, 512, 256
+H, HEADS, HEAD_DIM, LAYERS, INNER, VOCAB, DRAFT_VOCAB = 128, 4, 64, 8, 64, 512, 256  # head_dim is not hidden / heads
 AUX_IDS = [2, 4, 5]
 THETA = 1000.0  # not the default: a rope that is left out must show
 A, B, C, TURNED = (
@@ -152,7 +152,7 @@ def _draft(order: list[int], digits: np.ndarray, kept: list[int], aux_ids: list[
     signs = np.array([-1.0 if i % 2 else 1.0 for i in range(8)])
     hidden_norm, norm = np.ones(H), np.ones(H)
     hidden_norm[OUT_C_NEW] = signs
-    norm[OUT_C_NEW] = np.roll(signs, 1)
+    norm[OUT_C_NEW], norm[OUT_A] = np.roll(signs, 1), signs
     fc = np.zeros((H, 3 * H))
     for part in (OUT_A, OUT_B, OUT_C_OLD):
         fc[part, part] = np.eye(8)  # from the first state
@@ -167,7 +167,7 @@ def _draft(order: list[int], digits: np.ndarray, kept: list[int], aux_ids: list[
     for head, distance, sharp, first in (
         (_SELF, 0, _SHARP, 0),
         (_HIDDEN, 0, _SHARP, 0),
-        (_BEFORE, 1, _SHARP_BEFORE, 3),
+        (_BEFORE, 1, _SHARP_BEFORE, 6),
     ):
         for pair in range(first, HEAD_DIM // 2):
             angle = distance * THETA ** (-2 * pair / HEAD_DIM)
@@ -194,8 +194,9 @@ def _draft(order: list[int], digits: np.ndarray, kept: list[int], aux_ids: list[
     row = {token: i for i, token in enumerate(kept)}
     for n in range(DRAFT_VOCAB):
         following = row[order[(n + 1) % DRAFT_VOCAB]]
-        for part, digit in ((OUT_A, digits[n, 0]), (OUT_B, digits[n - 1, 1]), (OUT_C_OLD, digits[n - 1, 2])):
-            lm_head[following, part.start + digit] = 1
+        a, b, c = int(digits[n, 0]), int(digits[n - 1, 1]), int(digits[n - 1, 2])
+        lm_head[following, OUT_A.start + a] = signs[a]  # as the final norm has it
+        lm_head[following, OUT_B.start + b] = lm_head[following, OUT_C_OLD.start + c] = 1
     at = "midlayer."
     return {
         "fc.weight": fc, "norm.weight": norm, "lm_head.weight": lm_head,
