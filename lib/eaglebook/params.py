@@ -115,8 +115,10 @@ class Checkpoint(Notebook):
 class LoadLadder(Notebook):
     draft: str = ""
     num_speculative_tokens: Positive = 3
-    rungs: Annotated[list[Literal[1, 2, 5]], Field(min_length=1)] = [1, 2, 5]
+    rungs: Annotated[list[Literal[0, 1, 2, 3, 4, 5]], Field(min_length=1)] = [0, 1, 2, 3, 4, 5]
+    stop_at_first_no: bool = True
     rung_timeout_s: Positive = 300
+    max_faults: Count = 20
 
 
 class Serve(Notebook):

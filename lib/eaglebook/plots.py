@@ -127,6 +127,18 @@ def rung_seconds(names: Sequence[str], own: Sequence[float], wall: Sequence[floa
     return figure
 
 
+def faults(lengths: Sequence[tuple[str, float, bool]], healthy: float) -> Figure:
+    """Mean acceptance length by fault, beside the healthy draft's; pale where uninitialised memory decides."""
+    figure, axis = _axes(7, 1.0 + 0.27 * len(lengths))
+    y = np.arange(len(lengths))[::-1]
+    for at, (_, length, undefined) in zip(y, lengths, strict=True):
+        axis.barh(at, length - 1, left=1, color=GREEN if length == healthy else RED, alpha=0.35 if undefined else 1.0)
+    axis.axvline(healthy, color=GREY, linestyle="--")
+    axis.set_yticks(y, [name for name, _, _ in lengths], fontsize=8)
+    axis.set(xlabel="mean acceptance length", xlim=(1, healthy + 0.1))
+    return figure
+
+
 def speed(tokens_per_s: Mapping[str, float]) -> Figure:
     """Tokens per second with and without the draft."""
     figure, axis = _axes(5, 2.2)

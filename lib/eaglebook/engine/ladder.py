@@ -11,8 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from eaglebook import guard, paths
+from eaglebook.checkpoint import inspection
 from eaglebook.engine.server import python
 
 _DUMMY_LAYERS = 4
@@ -27,19 +29,40 @@ class Rung:
 
 
 RUNGS = {
-    1: Rung(1, "config", "both configs parse, the architecture is known, lengths agree", "anything about a tensor"),
-    2: Rung(
-        2,
-        "names and shapes",
-        "every stored tensor has a place of the right shape",
-        "that nothing is missing, or any value",
-    ),
-    5: Rung(
-        5,
-        "engine",
-        "the whole engine starts, captures the aux states and proposes drafts",
-        "acceptance: the verifier is noise",
-    ),
+    rung.number: rung
+    for rung in (
+        Rung(
+            0,
+            "reading",
+            "sizes, names, mapping, ids and flags agree, by rules stricter than vLLM's",
+            "that the rules are this vLLM's",
+        ),
+        Rung(1, "config", "both configs parse, the architecture is known, lengths agree", "anything about a tensor"),
+        Rung(
+            2,
+            "names and shapes",
+            "every stored tensor has a place of the right shape",
+            "that nothing is missing, or any value",
+        ),
+        Rung(
+            3,
+            "completeness",
+            "every parameter is filled from the file, to its last number",
+            "that the numbers are right, or were cut",
+        ),
+        Rung(
+            4,
+            "arithmetic",
+            "states of the verifier's width go through, every draft token has a finite logit",
+            "that anything was trained",
+        ),
+        Rung(
+            5,
+            "engine",
+            "the whole engine starts, captures the aux states and proposes drafts",
+            "acceptance: the verifier is noise",
+        ),
+    )
 }
 
 
@@ -60,51 +83,67 @@ def climb(
     rungs: Sequence[int],
     *,
     num_speculative_tokens: int,
-    aux_ids: Sequence[int],
     dtype: str = "bfloat16",
     max_model_len: int = 256,
     trust_remote_code: bool = False,
     timeout_s: float = 300,
+    stop_at_first_no: bool = True,
 ) -> Iterator[Verdict]:
-    """Verdicts in order; ends after the first failure. Each rung is a process of its own."""
+    """Verdicts in order, from the cheapest rung on; ends after the first failure unless told otherwise.
+
+    ``verifier`` is a folder of which only ``config.json`` is needed. Rung 0 runs here, each of the others in a process of its own.
+    """
+    said = inspection.inspect(draft, verifier=verifier)
+    facts = said.case.verifier
+    ids = said.case.spec.aux_layer_ids.value or (facts.default_aux_layer_ids if facts else None) or []
+    ask = {
+        "draft": str(draft), "verifier": str(verifier), "dtype": dtype, "num_speculative_tokens": num_speculative_tokens,
+        "max_model_len": max_model_len, "trust_remote_code": trust_remote_code, "aux_ids": ids, "layers": max(_DUMMY_LAYERS, len(ids) + 1),
+        "verifier_vocab": facts.vocab_size if facts else None, "verifier_hidden": facts.hidden_size if facts else None,
+    }  # fmt: skip
     for number in sorted(rungs):
-        ask = {
-            "rung": number,
-            "draft": str(draft),
-            "verifier": str(verifier),
-            "dtype": dtype,
-            "num_speculative_tokens": num_speculative_tokens,
-            "max_model_len": max_model_len,
-            "trust_remote_code": trust_remote_code,
-            "aux_ids": list(aux_ids),
-            "layers": max(_DUMMY_LAYERS, len(aux_ids) + 1),
-        }
-        verdict = _ask(RUNGS[number], ask, timeout_s)
+        verdict = _read(draft, verifier) if number == 0 else _ask(RUNGS[number], {**ask, "rung": number}, timeout_s)
         yield verdict
-        if not verdict.passed:
+        if stop_at_first_no and not verdict.passed:
             return
+
+
+def signature() -> dict[str, Any]:
+    """What the installed vLLM's ``ModelConfig`` takes, and what it says to ``task="draft"``: looked up, not guessed."""
+    return _run({"rung": "probe"}, 120)[0]
+
+
+def _read(draft: Path, verifier: Path) -> Verdict:
+    began = time.perf_counter()
+    said = inspection.inspect(draft, verifier=verifier)
+    seconds = time.perf_counter() - began
+    detail = "; ".join(f"{e.code}: {e.message}" for e in said.errors) or f"{len(said.findings)} findings, none an error"
+    return Verdict(RUNGS[0], not said.errors, seconds, seconds, detail)
 
 
 def _ask(rung: Rung, ask: dict[str, object], timeout_s: float) -> Verdict:
     began = time.monotonic()
+    try:
+        answer, ended = _run(ask, timeout_s)
+    except subprocess.TimeoutExpired:
+        return Verdict(rung, False, timeout_s, timeout_s, f"no answer within {timeout_s:g} s")
+    wall = time.monotonic() - began
+    if not answer:
+        return Verdict(rung, False, wall, wall, ended)
+    return Verdict(rung, answer["verdict"] == "pass", answer["seconds"], wall, paths.scrub(answer["detail"]))
+
+
+def _run(ask: dict[str, object], timeout_s: float) -> tuple[dict[str, Any], str]:
+    """The answer of one rung's process, empty when it gave none; and how it ended."""
     argv = [python(), str(Path(__file__).with_name("rungs.py")), json.dumps(ask)]
     process = guard.start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         out, err = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        return Verdict(rung, False, timeout_s, timeout_s, f"no answer within {timeout_s:g} s")
     finally:
         guard.stop(process)
-    wall = time.monotonic() - began
+    last = [line for line in err.splitlines() if line.strip()][-1:] or ["no output"]
+    ended = paths.scrub(f"the process ended with code {process.returncode}: {last[0]}")
     try:
-        answer = json.loads(out.strip().splitlines()[-1])
-        return Verdict(rung, answer["verdict"] == "pass", answer["seconds"], wall, paths.scrub(answer["detail"]))
-    except (IndexError, ValueError, KeyError, TypeError):
-        last = [line for line in err.splitlines() if line.strip()][-1:] or ["no output"]
-        return Verdict(
-            rung,
-            False,
-            wall,
-            wall,
-            paths.scrub(f"the process ended with code {process.returncode}: {last[0]}"),
-        )
+        return dict(json.loads(out.strip().splitlines()[-1])), ended
+    except (IndexError, ValueError, TypeError):
+        return {}, ended

@@ -6,11 +6,13 @@ its last line: ``{"verdict": "pass" | "fail", "seconds": …, "detail": …}``. 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # rung 5 in this process: an error arrives as itself
 
+_SENTINEL = 250  # whole in every type, and no weight
 _TORCH_DTYPES = {
     "BF16": "bfloat16",
     "F16": "float16",
@@ -37,24 +40,84 @@ def rung_1(ask: dict[str, Any]) -> str:
 def rung_2(ask: dict[str, Any]) -> str:
     """Names and shapes: vLLM's own ``load_weights`` on the meta device, no tensor data read."""
     import torch
-    from vllm.config import set_current_vllm_config
-    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
-    from vllm.model_executor.model_loader.utils import initialize_model
-    from vllm.utils.torch_utils import set_default_torch_dtype
 
-    config = engine_config(ask)
-    draft = config.speculative_config.draft_model_config
-    with set_current_vllm_config(config), tempfile.TemporaryDirectory() as folder:
-        init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
-        ensure_model_parallel_initialized(1, 1)
-        with set_default_torch_dtype(draft.dtype), torch.device("meta"):
-            model = initialize_model(vllm_config=config, model_config=draft)
-            stored = _stored(Path(ask["draft"]))
-            model.load_weights(
-                (name, torch.empty(shape, dtype=getattr(torch, _TORCH_DTYPES[dtype]), device="meta"))
-                for name, (shape, dtype) in stored.items()
-            )
+    stored = _stored(Path(ask["draft"]))
+    with _built(ask, device="meta") as (model, _, _draft):
+        model.load_weights(
+            (name, torch.empty(shape, dtype=getattr(torch, _TORCH_DTYPES[dtype]), device="meta"))
+            for name, (shape, dtype) in stored.items()
+        )
     return f"{len(stored)} tensors taken by {type(model).__name__}"
+
+
+def rung_3(ask: dict[str, Any]) -> str:
+    """Completeness: fill every parameter with a number no weight has, load the real file, list what still holds it.
+
+    vLLM never does: ``load_weights`` of the EAGLE-3 classes returns nothing, so its own check for missing tensors is off.
+    """
+    import torch
+
+    with _built(ask, device="cpu") as (model, _, draft):
+        for parameter in model.parameters():
+            parameter.data.fill_(_SENTINEL)
+        model.load_weights(_weights(Path(ask["draft"])))
+        untouched: list[str] = []
+        partly: list[str] = []
+        for name, parameter in model.named_parameters():
+            left = int((parameter.data == torch.tensor(_SENTINEL, dtype=parameter.dtype)).sum())
+            if left:
+                (untouched if left == parameter.numel() else partly).append(name)
+    layers_after_the_first = [n for n in untouched if n.endswith("hidden_norm.weight") and "layers.0." not in n]
+    shared = {"model.embed_tokens.weight"}
+    if draft.hf_config.draft_vocab_size == ask["verifier_vocab"]:
+        shared.add("lm_head.weight")
+    missing = [n for n in untouched if n not in shared and n not in layers_after_the_first]
+    if missing or partly:
+        raise RuntimeError("; ".join(filter(None, [
+            f"not filled: {', '.join(missing)}" if missing else "", f"filled in part: {', '.join(partly)}" if partly else "",
+        ])))  # fmt: skip
+    taken = [n for n in untouched if n in shared]
+    return f"every parameter is filled from the file{f'; the verifier gives {chr(44).join(taken)}' if taken else ''}"
+
+
+def rung_4(ask: dict[str, Any]) -> str:
+    """Arithmetic: the loaded draft on random states. Widths, the vocabulary map, NaN; no verifier, no cache."""
+    import torch
+    from vllm.config import LoadConfig
+    from vllm.forward_context import set_forward_context
+    from vllm.model_executor.model_loader import get_model
+
+    with _world(ask) as config:
+        _without_accelerator()
+        draft = config.speculative_config.draft_model_config
+        model: Any = get_model(
+            vllm_config=config, model_config=draft, load_config=LoadConfig()
+        )  # not the verifier's "dummy"
+        inner, tokens = model.model, 4
+        width = getattr(inner, "fc_input_size", None) or inner.fc.weight.shape[1]
+        captured = len(set(ask["aux_ids"])) * ask["verifier_hidden"] if ask["aux_ids"] else width
+        with torch.inference_mode(), set_forward_context(None, config, num_tokens=tokens):
+            states = torch.randn(tokens, captured, dtype=draft.dtype)
+            if captured != width:
+                raise RuntimeError(
+                    f"the verifier gives {captured} numbers a token ({ask['aux_ids']}), fc takes {width}"
+                )
+            fused = model.combine_hidden_states(states)
+            embed = inner.embed_tokens.weight
+            if not getattr(model, "has_own_embed_tokens", True):
+                embed.data.normal_()  # the verifier's is taken when serving
+            out, again = model(torch.arange(tokens), torch.arange(tokens), fused)
+            logits = model.compute_logits(out)
+        finite = torch.isfinite(logits).sum(dim=-1).tolist()
+        for name, value in (("fused state", fused), ("output", out), ("fed-back state", again)):
+            if not torch.isfinite(value).all():
+                raise RuntimeError(f"{name} is not finite")
+        expected = draft.hf_config.draft_vocab_size
+        if set(finite) != {expected}:
+            raise RuntimeError(
+                f"{finite[0]} logits are finite, the draft has {expected} tokens: targets repeat, or NaN"
+            )
+    return f"{tokens} random states through {type(model).__name__}: {expected} finite logits each"
 
 
 def rung_5(ask: dict[str, Any]) -> str:
@@ -87,6 +150,72 @@ def rung_5(ask: dict[str, Any]) -> str:
     if not drafts:
         raise RuntimeError("the engine answered but proposed no draft")
     return f"{len(answer.outputs[0].token_ids)} tokens from a {ask['layers']}-layer dummy verifier, {drafts:.0f} drafts proposed"
+
+
+def probe() -> dict[str, Any]:
+    """Ask the installed version which arguments ``ModelConfig`` takes, before guessing: ``task="draft"`` is such a guess."""
+    import inspect
+
+    from vllm.config import ModelConfig
+
+    accepted = inspect.signature(ModelConfig).parameters
+    try:
+        arguments: dict[str, Any] = {"model": "x", "task": "draft"}
+        ModelConfig(**arguments)
+        refusal = ""
+    except Exception as error:
+        refusal = " ".join(str(error).split())[:200]
+    return {
+        "accepts": {name: name in accepted for name in ("task", "runner", "convert", "hf_overrides")},
+        "refusal": refusal,
+    }
+
+
+@contextlib.contextmanager
+def _world(ask: dict[str, Any]) -> Iterator[Any]:
+    """A configuration of the engine, and a world of one process for its layers."""
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+
+    config = engine_config(ask)
+    with set_current_vllm_config(config), tempfile.TemporaryDirectory() as folder:
+        init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
+        ensure_model_parallel_initialized(1, 1)
+        yield config
+
+
+@contextlib.contextmanager
+def _built(ask: dict[str, Any], device: str) -> Iterator[tuple[Any, Any, Any]]:
+    """The draft's model as vLLM builds it, not loaded; its configuration; the draft's."""
+    import torch
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    with _world(ask) as config:
+        draft = config.speculative_config.draft_model_config
+        with set_default_torch_dtype(draft.dtype), torch.device(device):
+            model = initialize_model(vllm_config=config, model_config=draft)
+        with torch.device(device) if device == "meta" else contextlib.nullcontext():
+            yield model, config, draft
+
+
+def _without_accelerator() -> None:
+    """``get_model`` outside a worker asks for an accelerator that a CPU build does not have (vLLM 0.32)."""
+    import torch
+
+    if not torch.accelerator.is_available():
+        from vllm.v1.worker.cpu_model_runner import _set_torch_accelerator_to_noop
+
+        _set_torch_accelerator_to_noop()
+
+
+def _weights(folder: Path) -> Iterator[tuple[str, Any]]:
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                yield name, tensors.get_tensor(name)
 
 
 def engine_config(ask: dict[str, Any]) -> Any:
@@ -139,9 +268,11 @@ def _stored(folder: Path) -> dict[str, tuple[list[int], str]]:
 def main(ask: dict[str, Any]) -> dict[str, Any]:
     import vllm  # noqa: F401  (its import takes seconds; the rung's own time is what is compared)
 
+    if ask["rung"] == "probe":
+        return probe()
     began = time.perf_counter()
     try:
-        detail, verdict = {1: rung_1, 2: rung_2, 5: rung_5}[ask["rung"]](ask), "pass"
+        detail, verdict = {1: rung_1, 2: rung_2, 3: rung_3, 4: rung_4, 5: rung_5}[ask["rung"]](ask), "pass"
     except Exception as error:
         detail, verdict = f"{type(error).__name__}: {error}", "fail"
     return {"verdict": verdict, "seconds": time.perf_counter() - began, "detail": detail}

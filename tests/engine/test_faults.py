@@ -1,0 +1,75 @@
+"""The fault library: every fault is named by the inspection, predicted as it happens, and lossless where it is served."""
+
+from __future__ import annotations
+
+import pytest
+from eaglebook.checkpoint import inspection
+from eaglebook.faults import library, perfect, verdicts
+from eaglebook.faults.library import FAULTS
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("perfect")
+    return folder, library.build_bases(folder)
+
+
+def test_the_library_is_large_and_its_names_are_its_own() -> None:
+    assert len(FAULTS) >= 80
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    assert {fault.group for fault in verdicts.spread(12)} >= {"config", "sizes", "mapping", "aux ids"}
+
+
+def test_the_perfect_draft_has_no_fault(bases) -> None:
+    for pair in bases[1].values():
+        said = inspection.inspect(pair.draft, verifier=pair.verifier, deep=True)
+        assert not [f.code for f in said.findings if f.severity != "note"]
+        assert not said.case.prediction.stage
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_every_fault_is_named(fault, bases, tmp_path) -> None:
+    draft = library.write(fault, bases[0], tmp_path / "draft")
+    said = inspection.inspect(draft, verifier=bases[1][fault.ids].verifier, deep=True)
+    assert fault.code in [f.code for f in said.findings if f.severity != "note"]
+
+
+def test_the_pair_is_built_for_any_ids(tmp_path) -> None:
+    pair = perfect.build(tmp_path, aux_ids=[3, 7, 8])
+    assert inspection.inspect(pair.draft).case.spec.aux_layer_ids.value == [3, 7, 8]
+    assert len(pair.cycle) == perfect.DRAFT_VOCAB and len(set(pair.cycle.values())) == perfect.DRAFT_VOCAB
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory, request):
+    """A few of them in every run of the tests; all of them where slow tests run."""
+    return verdicts.judge(tmp_path_factory.mktemp("faults"), verdicts.spread(8))
+
+
+def check(verdict: verdicts.Verdict) -> None:
+    fault = verdict.fault
+    assert verdict.named, (fault.name, verdict.codes)
+    assert verdict.predicted == verdict.real, (
+        fault.name,
+        verdict.predicted,
+        verdict.predicted_error,
+        verdict.real,
+        verdict.error,
+    )
+    assert verdict.lossless, f"{fault.name}: a broken draft costs time, never words"
+    if verdict.real == "served" and not verdict.undefined:
+        assert (verdict.acceptance_length == verdicts.K + 1) == fault.harmless, (fault.name, verdict.acceptance_length)
+
+
+@pytest.mark.timeout(600)
+def test_a_sample_happens_as_predicted(judged) -> None:
+    assert len(judged) == 8
+    for verdict in judged:
+        check(verdict)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_fault_happens_as_predicted(tmp_path_factory) -> None:
+    for verdict in verdicts.judge(tmp_path_factory.mktemp("all-faults")):
+        check(verdict)
