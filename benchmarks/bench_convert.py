@@ -42,13 +42,9 @@ def main(gigabytes: float) -> int:
         work = Path(name)
         free = shutil.disk_usage(work).free / 1e9
         if free < 3 * gigabytes:
-            print(
-                f"{3 * gigabytes:.0f} GB of disk are needed, {free:.0f} are free. Next: --gigabytes {free / 4:.1f}, or TMPDIR"
-            )
+            print(f"{3 * gigabytes:.0f} GB of disk are needed, {free:.0f} are free. Next: --gigabytes {free / 4:.1f}")
             return 2
-        hidden = max(
-            64, round(HIDDEN * gigabytes / WHOLE_GB / 64) * 64
-        )  # nearly every matrix has a side of this length
+        hidden = max(64, round(HIDDEN * gigabytes / WHOLE_GB / 64) * 64)  # a side of nearly every matrix
         size = draft(work / "draft", "nested", hidden)
         source, out, copy = work / "draft/model.safetensors", work / "out", work / "copy.safetensors"
         with source.open("rb") as stream:

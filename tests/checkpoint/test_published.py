@@ -73,6 +73,8 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, str]] = {
         speculator({"hidden_size": 4096, "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
                     "max_position_embeddings": 40960}, architectures=["Eagle3Speculator"], eagle_aux_hidden_state_layer_ids=[1, 46, 90]), 94,
         "aux-ids-reading-unknown"),
+    "ids of its own choice, trained by speculators": (
+        speculator({**LLAMA_8B, "max_position_embeddings": 131072}, eagle_aux_hidden_state_layer_ids=[1, 15, 28]), 32, ""),
     "Llama-3.1-8B, the original": (
         head(4096, 14336, 32, 8, 128256, architectures=["LlamaForCausalLM"], head_dim=None, rope_theta=None, max_position_embeddings=2048,
              rms_norm_eps=1e-5, torch_dtype="float16"), 32,

@@ -719,7 +719,7 @@ def _verifier(case: Case) -> Iterator[Finding]:
     if v.hybrid_attention:
         yield f.note("verifier-hybrid", f"the verifier mixes kinds of attention: {v.hybrid_attention}")
     stated = spec.verifier_architectures.value
-    if isinstance(stated, list) and stated and v.architectures and not set(stated) & set(v.architectures):
+    if isinstance(stated, list) and stated and v.architectures and not any(a in stated for a in v.architectures):
         yield f.warning(
             "verifier-another",
             f"trained for {', '.join(map(str, stated))}, given {', '.join(v.architectures)}",

@@ -221,6 +221,7 @@ def _stated(case: Case, spec: DraftSpec, told: Told, to: str) -> tuple[DraftSpec
         "vocab_size",
         "rms_norm_eps",
         "hidden_act",
+        "rope",
     ):
         if getattr(spec, key).origin == "absent":
             raise UserError(

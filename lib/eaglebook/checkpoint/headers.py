@@ -6,12 +6,12 @@ is an error in microseconds instead of a huge allocation.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eaglebook.checkpoint import strict_json
 from eaglebook.errors import UserError
 from eaglebook.paths import show
 
@@ -103,7 +103,7 @@ def _parse(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             limit = min(MAX_HEADER_BYTES, max(0, size - 8))
             raise refuse(f"a header of at most {limit} bytes", f"{length} bytes announced")
         try:
-            header = json.loads(stream.read(length), object_pairs_hook=_no_duplicates)
+            header = strict_json.loads(stream.read(length), object_pairs_hook=_no_duplicates)
             metadata = header.pop("__metadata__", None)
             tensors = {name: _tensor(name, entry, file, 8 + length) for name, entry in header.items()}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -168,7 +168,7 @@ def read_index(index: Path) -> dict[str, str]:
     try:
         if index.stat().st_size > MAX_HEADER_BYTES:
             raise ValueError(f"{index.stat().st_size} bytes")
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = strict_json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         for name, file in weight_map.items():
             if not isinstance(file, str) or Path(file).name != file:
                 raise ValueError(f"{name} in {file!r}, which is no file of this folder")

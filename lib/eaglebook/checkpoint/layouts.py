@@ -75,7 +75,9 @@ def nested(
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }
-    methods = old.get("proposal_methods") or [method]
+    methods = old.get("proposal_methods")
+    if not isinstance(methods, list) or not methods or not isinstance(methods[0], dict):
+        methods = [method]
     count = (
         {"num_aux_hidden_states": len(ids)} if len(ids) != 3 else {}
     )  # vLLM's llama class looks for it inside the layer

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from eaglebook.checkpoint import headers
 from eaglebook.checkpoint.headers import Tensor
 
-MAX_BYTES = 64 << 20  # a map of eight million tokens
+MAX_BYTES = 8 << 20  # a million tokens; the largest vocabularies have a quarter of that
 _CODES = {
     "I64": "q",
     "I32": "i",

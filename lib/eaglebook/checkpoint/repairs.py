@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eaglebook.checkpoint import mapping
+from eaglebook.checkpoint import mapping, names
 from eaglebook.checkpoint.case import Case, is_size
 from eaglebook.checkpoint.spec import ABSENT, DraftSpec, Value
 
@@ -71,7 +71,7 @@ def _sizes(case: Case, write: Any) -> None:
     gate = case.rows("layers.0.mlp.gate_proj.weight")
     if gate and spec.intermediate_size.value != gate:
         write("intermediate_size", gate, "gate_proj in the weights")
-    stored_layers = {int(name.split(".")[1]) for name in case.stored if name.startswith("layers.")}
+    stored_layers = {n for n in map(names.layer, case.stored) if n is not None}
     if (
         stored_layers
         and is_size(spec.num_hidden_layers.value)
@@ -115,7 +115,7 @@ def _mapping(case: Case, spec: DraftSpec) -> tuple[dict[str, Data], set[str], li
     """``d2t`` and ``t2d`` as they should be: kept, derived from each other, or left out for a full vocabulary."""
     size, vocab = spec.draft_vocab_size.value, spec.vocab_size.value
     found, stored = case.mapping, case.stored
-    if not is_size(size) or not is_size(vocab) or case.source.tensors is None:
+    if not is_size(size) or not is_size(vocab) or vocab > mapping.MAX_BYTES or case.source.tensors is None:
         return {}, set(), []
     if size == vocab:
         if found is not None and not any(found.offsets):
@@ -127,7 +127,7 @@ def _mapping(case: Case, spec: DraftSpec) -> tuple[dict[str, Data], set[str], li
             )
         return {}, set(), []
     targets, said = None, []
-    if found is not None and found.absolute:
+    if found is not None and found.absolute and _valid(found.offsets, vocab):
         targets = list(found.offsets)
         said.append("d2t: target ids → offsets (t2d marks exactly these ids)")
     elif (

@@ -6,7 +6,6 @@ still read. Only what leaves nothing to look at (no such path, an empty folder) 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eaglebook.checkpoint import findings as f
-from eaglebook.checkpoint import headers
+from eaglebook.checkpoint import headers, strict_json
 from eaglebook.checkpoint.headers import Tensor
 from eaglebook.errors import UserError
 from eaglebook.paths import show
@@ -89,7 +88,7 @@ def read_config(file: Path) -> dict[str, Any]:
             raise ValueError("nothing there")
         if file.stat().st_size > MAX_CONFIG_BYTES:
             raise ValueError(f"{file.stat().st_size:,} bytes; no config needs {MAX_CONFIG_BYTES:,}")
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = strict_json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"a {type(config).__name__}")
     except (OSError, ValueError, RecursionError) as error:
@@ -292,8 +291,8 @@ def _listed(line: str) -> Tensor:
     if not re.fullmatch(r"[\w.\-/]+", name):
         raise ValueError("a name has letters, digits, dots and dashes")
     if len(rest) == 1 and "\t" not in line:  # name [2, 3] BF16
-        match = re.fullmatch(r"(.*?)\s*([A-Za-z][\w.]*)?", rest[0])
-        rest = [part or "" for part in match.groups()] if match else rest
+        match = re.search(r"(?<![\w.])[A-Za-z][\w.]*$", rest[0])
+        rest = [rest[0][: match.start()].strip(), match[0]] if match else rest
     shape = _shape(rest[0]) if rest and rest[0] else None
     dtype = _dtype(rest[1]) if len(rest) > 1 and rest[1] else ""
     bytes_ = math.prod(shape) * headers.DTYPE_BYTES.get(dtype, 0) if shape is not None else 0

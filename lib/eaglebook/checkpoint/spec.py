@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from eaglebook.checkpoint import names
-from eaglebook.checkpoint.formats import FLAT, NESTED, WRAPPED, Format
+from eaglebook.checkpoint.formats import FLAT, NESTED, WRAPPED, Format, architectures
 from eaglebook.checkpoint.headers import Tensor
 from eaglebook.checkpoint.source import Source
 
@@ -194,8 +194,12 @@ def ids_meaning(
     if format_.layout == NESTED:
         if re.match(r"speculators 0\.[1-4](\.|$)", format_.producer):
             return Value(UNKNOWN, "absent", "speculators before 0.5 counted outputs, vLLM reads inputs")
-        if pattern and pattern[0] == OUTPUT:
-            return Value(UNKNOWN, "absent", f"a speculators config, which counts inputs, but the ids are {pattern[1]}")
+        if pattern and pattern[0] == OUTPUT and "Eagle3Speculator" in architectures(config):  # the converter's class
+            return Value(
+                UNKNOWN,
+                "absent",
+                f"converted into the speculators format, which counts inputs, but the ids are {pattern[1]}",
+            )
         return Value(INPUT, "stated", "the speculators format")
     if format_.producer.startswith(
         "TorchSpec"

@@ -7,7 +7,6 @@ as missing. The config is the only file parsed here; `verifier_tensors` finds it
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 from collections import Counter
@@ -17,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from eaglebook.checkpoint import verifier_tensors
+from eaglebook.checkpoint import strict_json, verifier_tensors
 from eaglebook.checkpoint.verifier_tensors import OTHER_PARTS
 from eaglebook.errors import UserError
 from eaglebook.paths import DATA, show
@@ -206,7 +205,7 @@ def _load(file: Path) -> dict[str, Any]:
     if size > MAX_CONFIG_BYTES:
         raise refuse(f"at most {MAX_CONFIG_BYTES:,} bytes", f"{size:,} bytes")
     try:
-        config = json.loads(data.decode("utf-8-sig"))
+        config = strict_json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise refuse("UTF-8 text", f"byte {data[error.start]:#04x} at position {error.start}") from None
     except ValueError as error:

@@ -167,7 +167,7 @@ def slots(
     if seen.norm_before_fc and seen.use_aux:
         places["input_norm.weight"] = Slot((width,), if_missing="left at default")
     if seen.fc_norm and seen.use_aux:
-        for i in range(seen.aux_count or 0):
+        for i in range(min(seen.aux_count or 0, 64)):
             places[f"fc_norm.{i}.weight"] = Slot((seen.target_hidden,), if_missing="left at default")
     if not full or version < rules.D2T_FORBIDDEN_WHEN_FULL:
         places["d2t"] = Slot((seen.draft_vocab,), if_missing="left at default")
