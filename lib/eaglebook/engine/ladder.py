@@ -24,6 +24,7 @@ _DUMMY_LAYERS = 4
 class Rung:
     number: int
     name: str
+    costs: str
     proves: str
     does_not_prove: str
 
@@ -34,31 +35,42 @@ RUNGS = {
         Rung(
             0,
             "reading",
+            "two reads of small files",
             "sizes, names, mapping, ids and flags agree, by rules stricter than vLLM's",
             "that the rules are this vLLM's",
         ),
-        Rung(1, "config", "both configs parse, the architecture is known, lengths agree", "anything about a tensor"),
+        Rung(
+            1,
+            "config",
+            "an import of vLLM",
+            "both configs parse, the architecture is known, lengths agree",
+            "anything about a tensor",
+        ),
         Rung(
             2,
             "names and shapes",
+            "an import; no tensor is read",
             "every stored tensor has a place of the right shape",
             "that nothing is missing, or any value",
         ),
         Rung(
             3,
             "completeness",
+            "an import; the file is read",
             "every parameter is filled from the file, to its last number",
             "that the numbers are right, or were cut",
         ),
         Rung(
             4,
             "arithmetic",
+            "an import; the file is read",
             "states of the verifier's width go through, every draft token has a finite logit",
             "that anything was trained",
         ),
         Rung(
             5,
             "engine",
+            "an engine of a few layers",
             "the whole engine starts, captures the aux states and proposes drafts",
             "acceptance: the verifier is noise",
         ),

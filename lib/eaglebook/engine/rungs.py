@@ -20,7 +20,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # rung 5 in this process: an error arrives as itself
 
-_SENTINEL = 250  # whole in every type, and no weight
 _TORCH_DTYPES = {
     "BF16": "bfloat16",
     "F16": "float16",
@@ -55,16 +54,14 @@ def rung_3(ask: dict[str, Any]) -> str:
 
     vLLM never does: ``load_weights`` of the EAGLE-3 classes returns nothing, so its own check for missing tensors is off.
     """
-    import torch
-
     with _built(ask, device="cpu") as (model, _, draft):
         for parameter in model.parameters():
-            parameter.data.fill_(_SENTINEL)
+            parameter.data.fill_(_no_weight(parameter.dtype))
         model.load_weights(_weights(Path(ask["draft"])))
         untouched: list[str] = []
         partly: list[str] = []
         for name, parameter in model.named_parameters():
-            left = int((parameter.data == torch.tensor(_SENTINEL, dtype=parameter.dtype)).sum())
+            left = int((parameter.data == _no_weight(parameter.dtype)).sum())
             if left:
                 (untouched if left == parameter.numel() else partly).append(name)
     layers_after_the_first = [n for n in untouched if n.endswith("hidden_norm.weight") and "layers.0." not in n]
@@ -197,6 +194,13 @@ def _built(ask: dict[str, Any], device: str) -> Iterator[tuple[Any, Any, Any]]:
             model = initialize_model(vllm_config=config, model_config=draft)
         with torch.device(device) if device == "meta" else contextlib.nullcontext():
             yield model, config, draft
+
+
+def _no_weight(dtype: Any) -> Any:
+    """A number that no weight and no vocabulary map holds, exact in its type."""
+    import torch
+
+    return torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).min + 7
 
 
 def _without_accelerator() -> None:
