@@ -78,11 +78,16 @@ def resolve(spec: str) -> Verifier:
             fix="give the verifier's own config.json",
         )
     tensors = headers.read_folder(found)
-    for what, key in (("embedding", facts.embed_key), ("final norm", facts.norm_key), ("head", facts.head_key)):
+    needed = {
+        "embed_tokens.weight": facts.embed_key,
+        "model.norm.weight": facts.norm_key,
+        "lm_head.weight": facts.head_key,
+    }
+    for usual, key in needed.items():
         if key not in tensors:
             raise UserError(
                 f"{paths.show(found)}: a tensor the draft needs is missing",
-                expected=f"the {what}, under one of its usual names",
+                expected=f"{usual}, or what this family calls it",
                 found=f"{len(tensors)} tensors, none of them",
                 fix="give the verifier's full folder; packed or renamed heads are not supported",
             )

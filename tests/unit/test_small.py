@@ -88,7 +88,7 @@ def test_bad_verifiers_are_named(tiny_verifier, tmp_path) -> None:
 
     with pytest.raises(UserError, match="not found"):
         verifier.resolve(str(tmp_path / "nowhere"))
-    for damaged, says in (("{", "not JSON"), ("{}", "keys are missing")):
+    for damaged, says in (("{", "not a config"), ("{}", "keys are missing")):
         (tmp_path / "config.json").write_text(damaged)
         with pytest.raises(UserError, match=says):
             verifier.resolve(str(tmp_path))

@@ -9,6 +9,19 @@ from typing import Any
 from eaglebook.checkpoint.spec import AUX_IDS, DraftSpec
 
 
+def serving(spec: DraftSpec, vllm_draft: str, sglang_draft: str = "PATH/TO/OUT", verifier: str = "") -> dict[str, str]:
+    """The commands that serve a draft: vLLM's, SGLang's, and the conversion SGLang needs first. Paths as given."""
+    target = verifier or spec.verifier.value or "VERIFIER"
+    k = spec.speculative_tokens.value or 3
+    speculative = json.dumps({"method": "eagle3", "model": vllm_draft, "num_speculative_tokens": k})
+    return {
+        "vLLM": f"vllm serve {target} --speculative-config '{speculative}'",
+        "for SGLang first": f"eaglebook convert {vllm_draft} {sglang_draft} --to sglang",
+        "SGLang": f"python -m sglang.launch_server --model-path {target} --speculative-algorithm EAGLE3 --speculative-draft-model-path "
+        f"{sglang_draft} --speculative-num-steps {k} --speculative-eagle-topk 1 --speculative-num-draft-tokens {k + 1}",
+    }
+
+
 def model_card(
     config: Mapping[str, Any],
     spec: DraftSpec,
@@ -21,9 +34,8 @@ def model_card(
     Serving commands name the verifier as the checkpoint does, or ``VERIFIER`` when it does not say.
     """
     verifier = spec.verifier.value or "VERIFIER"
-    k = spec.speculative_tokens.value or 3
+    commands = serving(spec, f"PATH/TO/{name}")
     ids = config.get(AUX_IDS) or (config.get("eagle_config") or {}).get(AUX_IDS)
-    speculative = json.dumps({"method": "eagle3", "model": f"PATH/TO/{name}", "num_speculative_tokens": k})
     front = ["---", "library_name: vllm", "tags: [eagle3, speculative-decoding, draft]"]
     front += [f"base_model: {verifier}"] if "/" in str(verifier) else []
     lines = [
@@ -33,10 +45,8 @@ def model_card(
         f"| draft vocabulary | {spec.draft_vocab_size.value} of {spec.vocab_size.value} tokens |",
         f"| aux hidden state layer ids | {ids}, counting the input of a layer |",
         f"| norms | {', '.join(f'{flag} {str(bool(getattr(spec, flag).value)).lower()}' for flag in ('norm_before_residual', 'norm_before_fc', 'fc_norm', 'norm_output'))} |",
-        "", "## Serve it", "", "vLLM 0.22 or newer:", "", "```", f"vllm serve {verifier} --speculative-config '{speculative}'", "```", "",
-        "SGLang reads the layer ids by another count: convert first, `eaglebook convert . OUT --to sglang`, then", "", "```",
-        f"python -m sglang.launch_server --model-path {verifier} --speculative-algorithm EAGLE3 --speculative-draft-model-path PATH/TO/OUT "
-        f"--speculative-num-steps {k} --speculative-eagle-topk 1 --speculative-num-draft-tokens {k + 1}", "```", "",
+        "", "## Serve it", "", "vLLM 0.22 or newer:", "", "```", commands["vLLM"], "```", "",
+        "SGLang counts the layers of the ids in another way: convert first, then serve.", "", "```", commands["for SGLang first"], commands["SGLang"], "```", "",
     ]  # fmt: skip
     return "\n".join([*lines, *_data(data), *_measured(measured)]) + "\n"
 
