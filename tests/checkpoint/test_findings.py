@@ -360,8 +360,9 @@ def test_every_code_is_explained_in_the_docs() -> None:
 
     from eaglebook import paths
 
-    modules = ("source", "checks", "tensor_checks", "geometry", "values")
-    code = "".join((paths.ROOT / "lib/eaglebook/checkpoint" / f"{name}.py").read_text() for name in modules)
+    folder = paths.ROOT / "lib/eaglebook/checkpoint"
+    files = [*folder.glob("*checks.py"), *(folder / f"{name}.py" for name in ("source", "geometry", "values"))]
+    code = "".join(file.read_text() for file in files)
     known = set(re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)+)"', code)) - {"utf-8"}
     explained = set(re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+)`", (paths.ROOT / "docs" / "findings.md").read_text()))
     assert known == explained

@@ -16,6 +16,9 @@ from eaglebook.checkpoint.vllm_load import Prediction
 from eaglebook.checkpoint.vllm_rules import Version
 from eaglebook.checkpoint.vllm_view import View
 
+CONVERT = "eaglebook convert DRAFT OUT"
+LOW = "loads, serves, accepts little"
+
 
 @dataclass(frozen=True)
 class Case:

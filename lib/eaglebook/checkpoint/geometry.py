@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from eaglebook.checkpoint import findings as f
 from eaglebook.checkpoint import names
-from eaglebook.checkpoint.case import Case, is_size
+from eaglebook.checkpoint.case import CONVERT, Case, is_size
 from eaglebook.checkpoint.findings import Finding
 from eaglebook.checkpoint.formats import NO_CONFIG
 
-FIX = "eaglebook convert DRAFT OUT --fix"
+FIX = f"{CONVERT} --fix"
 CODES = {
     "head-dim-mismatch",
     "heads-mismatch",

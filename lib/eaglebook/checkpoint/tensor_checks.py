@@ -8,13 +8,11 @@ from collections.abc import Iterator
 
 from eaglebook.checkpoint import findings as f
 from eaglebook.checkpoint import geometry, names
-from eaglebook.checkpoint.case import Case
+from eaglebook.checkpoint.case import CONVERT, Case
 from eaglebook.checkpoint.findings import Finding
 from eaglebook.checkpoint.formats import NO_CONFIG
 from eaglebook.checkpoint.vllm_load import Outcome
 from eaglebook.checkpoint.vllm_rules import show
-
-CONVERT = "eaglebook convert DRAFT OUT"
 
 
 def about(case: Case) -> Iterator[Finding]:
