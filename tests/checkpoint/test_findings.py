@@ -366,3 +366,18 @@ def test_every_code_is_explained_in_the_docs() -> None:
     known = set(re.findall(r'"([a-z0-9]+(?:-[a-z0-9]+)+)"', code)) - {"utf-8"}
     explained = set(re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+)`", (paths.ROOT / "docs" / "findings.md").read_text()))
     assert known == explained
+
+
+def test_every_fate_of_a_tensor_has_words() -> None:
+    from typing import get_args
+
+    from eaglebook.checkpoint import tensor_checks, vllm_load
+
+    assert set(tensor_checks._FATES) == set(get_args(vllm_load.Fate))
+
+
+def test_a_verifiers_quantised_tensor_in_a_quantised_draft_is_named(tmp_path: Path) -> None:
+    """Nothing is predicted of it, and it is named all the same (a crash that fuzzing found)."""
+    config = flat(quantization_config={"quant_method": "fp8"})
+    folder = drafts.write(tmp_path / "draft", config, plus({"verifier_lm_head.weight": (VOCAB, HIDDEN)}))
+    assert "verifier-tensors" in codes(inspection.inspect(folder))

@@ -169,6 +169,7 @@ _ABOUT: dict[str, tuple[f.Severity, str, str]] = {
     "shape-mismatch": ("error", "shapes that do not belong to this config", "correct the sizes in the config"),
 }  # fmt: skip
 _FATES = {
+    "loaded": "loads it in the place of the draft's", "skipped": "skips it", "unknown": "was not predicted",
     "shared": "takes the verifier's", "uninitialised": "loads, and that parameter is uninitialised memory", "left at default": "loads, and that parameter keeps its default",
     "dropped": "drops it in silence", "truncated": "cuts it in silence", "raises": "refuses to load",
 }  # fmt: skip
