@@ -18,7 +18,7 @@ from typing import Any
 from eaglebook.checkpoint import checks, inspection, layouts, repairs, vllm_rules, weights
 from eaglebook.checkpoint.case import Case
 from eaglebook.checkpoint.findings import Finding
-from eaglebook.checkpoint.formats import EAGLE3, FLAT, NESTED, Format
+from eaglebook.checkpoint.formats import EAGLE3, FLAT, NESTED, Format, dig
 from eaglebook.checkpoint.headers import DTYPE_BYTES, Tensor
 from eaglebook.checkpoint.source import BACKUP, Source
 from eaglebook.checkpoint.spec import INPUT, NORM_FLAGS, OUTPUT, UNKNOWN, DraftSpec, Value, ids_meaning
@@ -263,7 +263,7 @@ def _stated(case: Case, spec: DraftSpec, told: Told, to: str) -> tuple[DraftSpec
     if told.speculative_tokens:
         new["speculative_tokens"] = Value(told.speculative_tokens, "stated", "--speculative-tokens")
     elif isinstance(name, str) and case.source.backup is not None:  # the flat file holds the last part of the path only
-        older = _dig(case.source.backup, "speculators_config", "verifier", "name_or_path")
+        older = dig(case.source.backup, "speculators_config", "verifier", "name_or_path")
         if isinstance(older, str) and _last_part(older) == name and not told.publish:
             new["verifier"] = Value(older, "stated", BACKUP)
     if told.ids_mean and not told.aux_ids:
@@ -280,13 +280,6 @@ def _stated(case: Case, spec: DraftSpec, told: Told, to: str) -> tuple[DraftSpec
     if spec.tie_word_embeddings.value:
         said.append("tie_word_embeddings: true → false (the draft's head is its own)")
     return replace(spec, **new), said
-
-
-def _dig(config: Mapping[str, Any], *keys: str) -> Any:
-    value: Any = config
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
 
 
 def _last_part(path: str) -> str:

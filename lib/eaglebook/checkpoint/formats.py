@@ -82,7 +82,7 @@ def _algorithm(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) 
 def _by_config(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None, stored: Mapping[str, Tensor]
 ) -> tuple[str, str]:
-    said = config.get("speculators_model_type") or _dig(config, "speculators_config", "algorithm")
+    said = config.get("speculators_model_type") or dig(config, "speculators_config", "algorithm")
     if isinstance(said, str) and said.lower() in _TYPES:
         return _TYPES[said.lower()], f"the config says {said}"
     for architecture in architectures(config):
@@ -102,7 +102,7 @@ def _by_config(
         return EAGLE3, "draft_vocab_size in the config"
     if not config:
         return UNKNOWN, "neither config nor tensors say"
-    layers = config.get("num_hidden_layers", _dig(config, "text_config", "num_hidden_layers"))
+    layers = config.get("num_hidden_layers", dig(config, "text_config", "num_hidden_layers"))
     if layers == 1:
         return EAGLE1, "a one-layer decoder without draft_vocab_size or eagle_config (EAGLE-1 configs look so)"
     return (
@@ -165,7 +165,8 @@ def architectures(config: Mapping[str, Any]) -> list[str]:
     return [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
 
 
-def _dig(config: Mapping[str, Any], *keys: str) -> Any:
+def dig(config: Mapping[str, Any], *keys: str) -> Any:
+    """The value under nested `keys`; None where one of them is absent or holds no mapping."""
     value: Any = config
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None

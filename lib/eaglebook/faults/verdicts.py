@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eaglebook.checkpoint import inspection
+from eaglebook.checkpoint.vllm_load import SILENT
 from eaglebook.engine import trial
 from eaglebook.faults.library import FAULTS, Fault, build_bases, write
 
 STARTS, LENGTH, ANSWER_TOKENS, K = (0, 60, 120, 200), 6, 81, 3
-SILENT = ("truncated", "dropped", "uninitialised", "left at default")
 
 
 @dataclass(frozen=True)
