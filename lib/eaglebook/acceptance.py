@@ -48,23 +48,39 @@ def none(positions: int) -> Acceptance:
     return Acceptance(0, (0,) * positions)
 
 
+def of_steps(steps: Sequence[int], positions: int) -> Acceptance:
+    """Counts from the number of accepted tokens of each draft in turn."""
+    return Acceptance(len(steps), tuple(sum(accepted > i for accepted in steps) for i in range(positions)))
+
+
+def accepted_tokens(steps: Sequence[int], count: int) -> list[bool]:
+    """Which of an answer's ``count`` tokens a draft had guessed; the first, and one after each draft, are the verifier's own."""
+    marks = [False]
+    for accepted in steps:
+        marks += [True] * accepted + [False]
+    return (marks + [False] * count)[:count]
+
+
 def every_position(correct: Sequence[Sequence[bool]]) -> Acceptance:
     """A draft started at every token. ``correct[t][k]``: token k of the draft started at t is the right one."""
     if not correct:
         return none(0)
-    runs = [_run(row) for row in correct]
-    return Acceptance(len(runs), tuple(sum(run > k for run in runs) for k in range(len(correct[0]))))
+    return of_steps([_run(row) for row in correct], len(correct[0]))
 
 
 def as_served(correct: Sequence[Sequence[bool]]) -> Acceptance:
     """A draft started only where serving starts one: after the last accepted token and the verifier's own."""
-    if not correct:
-        return none(0)
-    runs, at = [], 0
+    return of_steps(steps_as_served(correct), len(correct[0])) if correct else none(0)
+
+
+def steps_as_served(correct: Sequence[Sequence[bool]]) -> list[int]:
+    """Tokens accepted of each draft in turn, started where serving starts them."""
+    runs: list[int] = []
+    at = 0
     while at < len(correct):
         runs.append(_run(correct[at]))
         at += runs[-1] + 1
-    return Acceptance(len(runs), tuple(sum(run > k for run in runs) for k in range(len(correct[0]))))
+    return runs
 
 
 def _run(row: Sequence[bool]) -> int:
@@ -73,8 +89,10 @@ def _run(row: Sequence[bool]) -> int:
 
 def load_draft(checkpoint: Path, verifier: Path) -> Any:
     """A speculators checkpoint as an ``Eagle3DraftModel`` in fp32 with an attention that runs anywhere."""
+    from loguru import logger
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 
+    logger.disable("speculators")  # it warns of every file it tries in turn
     config = Eagle3SpeculatorConfig.from_pretrained(checkpoint)
     config.transformer_layer_config._attn_implementation = "sdpa"  # never serialised; the default needs a GPU
     config.speculators_config.verifier.name_or_path = str(verifier)

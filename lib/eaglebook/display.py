@@ -41,6 +41,13 @@ def tokens(texts: Sequence[str], on: Sequence[bool], title: str = "") -> Any:
     return HTML(f'<div style="line-height:1.7;margin:.6rem 0;white-space:pre-wrap">{head}{spans}</div>')
 
 
+def show(*shown: Any) -> None:
+    """Show several things from one cell."""
+    from IPython.display import display
+
+    display(*shown)
+
+
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"

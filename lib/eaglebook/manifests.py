@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -158,7 +159,9 @@ def write_params(folder: Path, params: Notebook) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Numbers of numpy and torch as plain JSON numbers."""
+    """Numbers of numpy and torch as plain JSON numbers, dataclasses as objects."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain(dataclasses.asdict(value))
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

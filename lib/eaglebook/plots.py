@@ -12,6 +12,8 @@ matplotlib.use("agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from eaglebook.intervals import Estimate
+
 # Okabe and Ito's colours: told apart by colour-blind readers too.
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#777777"
 CYCLE = [BLUE, ORANGE, GREEN, RED, PURPLE]
@@ -105,13 +107,20 @@ def position_rates(by_source: Mapping[str, Sequence[float]]) -> Figure:
     return figure
 
 
-def by_category(lengths: Mapping[str, float], title: str) -> Figure:
-    """Mean acceptance length per category, sorted."""
-    figure, axis = _axes(7, 0.5 + 0.32 * len(lengths))
-    names = sorted(lengths, key=lambda name: lengths[name])
-    bars = axis.barh(names, [lengths[name] for name in names], color=BLUE)
-    axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
-    axis.set(xlabel="mean acceptance length", title=title, xlim=(1, None))
+def by_category(lengths: Mapping[str, Estimate]) -> Figure:
+    """Mean acceptance length per category with its interval, sorted."""
+    figure, axis = _axes(7, 0.6 + 0.3 * len(lengths))
+    names = sorted(lengths, key=lambda name: lengths[name].value)
+    values = [lengths[name] for name in names]
+    axis.barh(names, [e.value for e in values], color=BLUE, alpha=0.75)
+    axis.errorbar(
+        [e.value for e in values], names, xerr=_arms(values), fmt="none", ecolor="black", elinewidth=1, capsize=2
+    )
+    for name, e in zip(names, values, strict=True):
+        axis.annotate(
+            f"{e.value:.2f}", (e.high, name), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8
+        )
+    axis.set(xlabel="mean acceptance length, with 95 % interval", xlim=(1, None))
     return figure
 
 
@@ -139,12 +148,38 @@ def faults(lengths: Sequence[tuple[str, float, bool]], healthy: float) -> Figure
     return figure
 
 
-def speed(tokens_per_s: Mapping[str, float]) -> Figure:
-    """Tokens per second with and without the draft."""
-    figure, axis = _axes(5, 2.2)
-    bars = axis.barh(list(tokens_per_s), list(tokens_per_s.values()), color=[GREY, BLUE][: len(tokens_per_s)])
-    axis.bar_label(bars, fmt="%.1f", padding=3)
-    axis.set(xlabel="tokens per second, one request at a time")
+def speed_ups(
+    by_concurrency: Mapping[int, Estimate],
+    modelled_by_concurrency: Mapping[int, float],
+    by_k: Mapping[int, Estimate],
+    modelled_by_k: Mapping[int, float],
+    k: int,
+    concurrency: int,
+) -> Figure:
+    """Speed-up against requests in flight (at K = ``k``) and against K (at ``concurrency``), measured beside the model."""
+    figure, axes = _axes(9, 3.4, columns=2)
+    panels = ((by_concurrency, modelled_by_concurrency), (by_k, modelled_by_k))
+    for axis, (measured, modelled) in zip(axes, panels, strict=True):
+        values = list(measured.values())
+        axis.errorbar(
+            list(measured),
+            [e.value for e in values],
+            yerr=_arms(values),
+            fmt="o",
+            color=BLUE,
+            capsize=3,
+            label="measured",
+        )
+        axis.plot(list(modelled), list(modelled.values()), "--", color=ORANGE, label="model")
+        axis.axhline(1, color=GREY, linewidth=1)
+        axis.set_xticks(list(measured), [str(x) for x in measured])
+        axis.set(ylim=(0, None))
+    axes[0].set_xscale("log", base=2)
+    axes[0].set_xticks(list(by_concurrency), [str(x) for x in by_concurrency])
+    axes[0].set(xlabel="requests in flight", ylabel="speed-up (1: no draft)", title=f"{k} draft tokens a step")
+    flight = "one request" if concurrency == 1 else f"{concurrency} requests"
+    axes[1].set(xlabel="draft tokens a step (K)", title=f"{flight} in flight")
+    axes[0].legend(frameon=False)
     return figure
 
 
@@ -156,6 +191,11 @@ def runs(names: Sequence[str], series: Mapping[str, Sequence[float]]) -> Figure:
         axis.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
         axis.set_title(metric, fontsize=9)
     return figure
+
+
+def _arms(estimates: Sequence[Estimate]) -> np.ndarray:
+    """Lengths of the error bars below and above, ``[2, n]``."""
+    return np.array([[max(0.0, e.value - e.low) for e in estimates], [max(0.0, e.high - e.value) for e in estimates]])
 
 
 def _smooth(values: Sequence[float], window: int) -> np.ndarray:

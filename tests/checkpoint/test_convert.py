@@ -112,6 +112,21 @@ def test_the_backup_brings_back_even_what_the_flat_layout_has_no_place_for(tmp_p
     assert back["speculators_config"] == config["speculators_config"]
 
 
+def test_the_backup_names_the_verifier_whatever_else_is_told_and_a_told_name_wins(tmp_path: Path) -> None:
+    config = nested()
+    config["speculators_config"]["verifier"]["name_or_path"] = "/models/big-verifier"
+    source = drafts.write(tmp_path / "nested", config, shapes())
+    convert.run(inspection.inspect(source).case, tmp_path / "flat", VLLM)
+    flat_case = inspection.inspect(tmp_path / "flat").case
+
+    def name(**told: Any) -> str:
+        made = convert.plan(flat_case, SPECULATORS, convert.Told(**told))
+        return made.config["speculators_config"]["verifier"]["name_or_path"]
+
+    assert name() == name(speculative_tokens=5) == "/models/big-verifier"
+    assert name(verifier_name="org/big") == name(verifier_name="org/big", speculative_tokens=5) == "org/big"
+
+
 # ---- what speculators itself saved, and reads again
 
 

@@ -258,14 +258,14 @@ def _stated(case: Case, spec: DraftSpec, told: Told, to: str) -> tuple[DraftSpec
     elif isinstance(name, str) and _LOCAL.match(name) and not (to == SPECULATORS and not told.publish):
         new["verifier"] = Value(_last_part(name), "stated", "last part of a local path")
         said.append(f"verifier: local path → {_last_part(name)!r}")
-    if case.verifier is not None and spec.verifier_architectures.origin == "absent":
-        new["verifier_architectures"] = Value(list(case.verifier.architectures), "stated", "--verifier")
-    if told.speculative_tokens:
-        new["speculative_tokens"] = Value(told.speculative_tokens, "stated", "--speculative-tokens")
     elif isinstance(name, str) and case.source.backup is not None:  # the flat file holds the last part of the path only
         older = dig(case.source.backup, "speculators_config", "verifier", "name_or_path")
         if isinstance(older, str) and _last_part(older) == name and not told.publish:
             new["verifier"] = Value(older, "stated", BACKUP)
+    if case.verifier is not None and spec.verifier_architectures.origin == "absent":
+        new["verifier_architectures"] = Value(list(case.verifier.architectures), "stated", "--verifier")
+    if told.speculative_tokens:
+        new["speculative_tokens"] = Value(told.speculative_tokens, "stated", "--speculative-tokens")
     if told.ids_mean and not told.aux_ids:
         new["aux_ids_mean"] = Value(told.ids_mean, "stated", "--ids-mean")
     if told.aux_ids:

@@ -9,10 +9,19 @@ from typing import Any
 from eaglebook.checkpoint.spec import AUX_IDS, DraftSpec
 
 
-def serving(spec: DraftSpec, vllm_draft: str, sglang_draft: str = "PATH/TO/OUT", verifier: str = "") -> dict[str, str]:
-    """The commands that serve a draft: vLLM's, SGLang's, and the conversion SGLang needs first. Paths as given."""
+def serving(
+    spec: DraftSpec,
+    vllm_draft: str,
+    sglang_draft: str = "PATH/TO/OUT",
+    verifier: str = "",
+    num_speculative_tokens: int = 0,
+) -> dict[str, str]:
+    """The commands that serve a draft: vLLM's, SGLang's, and the conversion SGLang needs first. Paths as given.
+
+    ``num_speculative_tokens``: 0 for what the checkpoint says, else 3.
+    """
     target = verifier or spec.verifier.value or "VERIFIER"
-    k = spec.speculative_tokens.value or 3
+    k = num_speculative_tokens or spec.speculative_tokens.value or 3
     speculative = json.dumps({"method": "eagle3", "model": vllm_draft, "num_speculative_tokens": k})
     return {
         "vLLM": f"vllm serve {target} --speculative-config '{speculative}'",

