@@ -118,7 +118,8 @@ class LoadLadder(Notebook):
     rungs: Annotated[list[Literal[0, 1, 2, 3, 4, 5]], Field(min_length=1)] = [0, 1, 2, 3, 4, 5]
     stop_at_first_no: bool = True
     rung_timeout_s: Positive = 300
-    max_faults: Count = 20
+    max_faults: Count = 16
+    own_faults: Count = 6
 
 
 class Serve(Notebook):

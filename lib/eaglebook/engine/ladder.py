@@ -28,6 +28,11 @@ class Rung:
     proves: str
     does_not_prove: str
 
+    @property
+    def next_costs(self) -> str:
+        """What the rung above this one costs."""
+        return RUNGS[self.number + 1].costs if self.number + 1 in RUNGS else "the verifier's weights (07)"
+
 
 RUNGS = {
     rung.number: rung
@@ -105,7 +110,9 @@ def climb(
 
     ``verifier`` is a folder of which only ``config.json`` is needed. Rung 0 runs here, each of the others in a process of its own.
     """
+    began = time.perf_counter()
     said = inspection.inspect(draft, verifier=verifier)
+    read_s = time.perf_counter() - began
     facts = said.case.verifier
     ids = said.case.spec.aux_layer_ids.value or (facts.default_aux_layer_ids if facts else None) or []
     ask = {
@@ -114,7 +121,7 @@ def climb(
         "verifier_vocab": facts.vocab_size if facts else None, "verifier_hidden": facts.hidden_size if facts else None,
     }  # fmt: skip
     for number in sorted(rungs):
-        verdict = _read(draft, verifier) if number == 0 else _ask(RUNGS[number], {**ask, "rung": number}, timeout_s)
+        verdict = _reading(said, read_s) if number == 0 else _ask(RUNGS[number], {**ask, "rung": number}, timeout_s)
         yield verdict
         if stop_at_first_no and not verdict.passed:
             return
@@ -125,10 +132,7 @@ def signature() -> dict[str, Any]:
     return _run({"rung": "probe"}, 120)[0]
 
 
-def _read(draft: Path, verifier: Path) -> Verdict:
-    began = time.perf_counter()
-    said = inspection.inspect(draft, verifier=verifier)
-    seconds = time.perf_counter() - began
+def _reading(said: inspection.Inspection, seconds: float) -> Verdict:
     detail = "; ".join(f"{e.code}: {e.message}" for e in said.errors) or f"{len(said.findings)} findings, none an error"
     return Verdict(RUNGS[0], not said.errors, seconds, seconds, detail)
 

@@ -17,7 +17,6 @@ from eaglebook.checkpoint import headers, inspection
 from eaglebook.checkpoint.headers import Tensor
 from eaglebook.engine import trial
 from eaglebook.faults.library import IDS, Copy, Fault
-from eaglebook.faults.perfect import Weights
 
 L = "layers.0."
 
@@ -32,6 +31,10 @@ class Verdict:
     acceptance: Acceptance | None
     error: str
     lossless: bool
+
+    @property
+    def length(self) -> float | None:
+        return self.acceptance.mean_acceptance_length if self.acceptance else None
 
 
 def copy_of(draft: Path) -> Copy:
@@ -55,13 +58,12 @@ def judge(
         max_model_len=max(map(len, prompts)) + max_tokens + num_speculative_tokens + 1, timeout_s=timeout_s,
     )  # fmt: skip
     said: tuple[tuple[int, ...], ...] = ()
-    for fault, folder, one in zip((None, *faults), folders, trials, strict=True):
+    names = [("as it is", ""), *((fault.name, fault.code) for fault in faults)]
+    for (name, code), folder, one in zip(names, folders, trials, strict=True):
         said = said or one.tokens
-        code = fault.code if fault else ""
         found = [
             f.code for f in inspection.inspect(folder, verifier=verifier, deep=True).findings if f.severity != "note"
         ]
-        name = fault.name if fault else "as it is"
         yield Verdict(
             name, code, not code or code in found, one.acceptance, one.error, not one.tokens or one.tokens == said
         )
