@@ -149,14 +149,16 @@ def _summary(directory: Path) -> None:
     if manifest is None:
         return
     metrics = manifest.metrics
-    for name in ("heldout", metrics["benchmark"]):
+    for name in ("heldout", *metrics["benchmarks"]):
         rates = " / ".join(f"{rate:.3f}" for rate in metrics[name]["position_rates"])
         out.print(
-            f"  {name:8} mean acceptance length {metrics[name]['mean_acceptance_length']:.3f}, position rates {rates}"
+            f"  {name:9} mean acceptance length {metrics[name]['mean_acceptance_length']:.3f}, position rates {rates}"
         )
     tokens = metrics["tokens_per_s"]
     pair = f"{tokens['with_draft']:.1f} against {tokens['verifier_only']:.1f} tokens/s"
-    out.print(f"  speed-up {metrics['speed_up']:.2f} ({pair}, one request at a time)")
+    ends = metrics["break_even_concurrency"]
+    until = f"; stops paying at about {ends:.1f} in flight" if ends else ""
+    out.print(f"  speed-up {metrics['speed_up']:.2f} ({pair}{until})")
 
 
 def _epoch(text: str) -> float:

@@ -173,7 +173,8 @@ def _needed(spec: DraftSpec) -> list[str]:
     layer = ["input_layernorm", "hidden_norm", "post_attention_layernorm", *(f"self_attn.{n}_proj" for n in "qkvo")]
     names = [f"layers.0.{n}.weight" for n in (*layer, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")]
     names += ["fc.weight", "norm.weight", "embed_tokens.weight", "lm_head.weight"]
-    return [*names, "input_norm.weight"] if spec.norm_before_fc.value else names
+    names += ["input_norm.weight"] if spec.norm_before_fc.value else []
+    return names + [f"fc_norm.{i}.weight" for i in range(len(spec.aux_layer_ids.value or ())) if spec.fc_norm.value]
 
 
 def _turn(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:

@@ -84,7 +84,8 @@ def compare(
     `reference.load` does.
     """
     trained_ids = list(trained.config.eagle_aux_hidden_state_layer_ids)
-    exported_ids = list(exported.spec.aux_layer_ids.value or trained_ids) if exported else trained_ids
+    # vLLM sorts the ids it reads, whatever order fc was trained for (0.30, set_aux_hidden_state_layers)
+    exported_ids = sorted(set(exported.spec.aux_layer_ids.value or trained_ids)) if exported else trained_ids
     layers = model.config.get_text_config().num_hidden_layers
     wanted = sorted({i for i in (*trained_ids, *exported_ids) if i < layers})
     total = Comparison(none(positions), none(positions) if exported else None, none(positions))

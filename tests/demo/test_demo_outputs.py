@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from eaglebook import manifests, paths, runs
+from eaglebook import manifests, paths, runs, train_serve
 from eaglebook.checkpoint import headers
 from eaglebook.params import STAGES
 
@@ -60,16 +60,22 @@ def test_figures_are_in_the_report_with_alternative_text(stem: str) -> None:
 
 def test_serving_left_the_promised_metrics_in_their_ranges() -> None:
     metrics = json.loads((folder("07_serve") / "metrics.json").read_text())
-    for name in ("heldout", "mtbench"):
+    for name in ("heldout", "mtbench", "humaneval"):
         rates = metrics[name]["position_rates"]
         assert 1 < metrics[name]["mean_acceptance_length"] <= len(rates) + 1
         assert rates == sorted(rates, reverse=True)
         assert metrics[name]["mean_acceptance_length"] == pytest.approx(1 + sum(rates))
-    assert isinstance(metrics["greedy_identical"], bool)
+        interval = metrics[name]["interval"]
+        assert interval["low"] <= metrics[name]["mean_acceptance_length"] <= interval["high"]
+        assert interval["value"] == pytest.approx(metrics[name]["mean_acceptance_length"])
+    assert len([group for group in metrics["acceptance_by_category"] if group.startswith("mtbench: ")]) == 8
+    assert 0 < metrics["answers_identical"] <= metrics["answers_compared"]
+    assert abs(metrics["train_serve_gap"]) <= train_serve.LIMIT
     assert metrics["tokens_per_s"]["verifier_only"] > 0
-    assert metrics["speed_up"] == pytest.approx(
-        metrics["tokens_per_s"]["with_draft"] / metrics["tokens_per_s"]["verifier_only"]
-    )
+    curve = metrics["speed_up_by_concurrency"]
+    assert metrics["speed_up"] == curve["1"]["value"]
+    assert all(0 < point["low"] <= point["value"] <= point["high"] for point in curve.values())
+    assert all(cost >= 0 for cost in metrics["costs"].values())
 
 
 def test_both_checkpoints_hold_the_same_numbers() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from eaglebook import acceptance, hidden_states, reference
 from eaglebook.checkpoint import inspection
-from eaglebook.faults import library, perfect, verdicts
+from eaglebook.faults import library, perfect, realistic, verdicts
 from eaglebook.faults.library import FAULTS
+from transformers import AutoModelForCausalLM
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,53 @@ def test_a_sample_happens_as_predicted(judged) -> None:
     assert len(judged) == 8
     for verdict in judged:
         check(verdict)
+
+
+@pytest.mark.timeout(600)
+def test_the_plain_reference_agrees_with_vllm(bases, tmp_path) -> None:
+    """What the reference says a broken file accepts is what vLLM accepts: not only where all is well."""
+    wanted = (
+        "another theta",
+        "linear scaling",
+        "an embedding of its own",
+        "norm_before_residual left out",
+        "kv heads left out",
+    )
+    judged = verdicts.judge(tmp_path / "judged", [fault for fault in FAULTS if fault.name in wanted])
+    pair = bases[1][tuple(perfect.AUX_IDS)]
+    model = AutoModelForCausalLM.from_pretrained(pair.verifier, dtype=torch.float32)
+    for number, verdict in enumerate(judged):
+        draft = reference.load(library.write(verdict.fault, bases[0], tmp_path / str(number)), model)
+        total = acceptance.none(verdicts.K)
+        for start in verdicts.STARTS:
+            prompt = pair.prompt(start, verdicts.LENGTH)
+            ids = prompt + pair.answer(prompt, verdicts.ANSWER_TOKENS)
+            states = hidden_states.capture(model, [ids], perfect.AUX_IDS)[0][:, :-1]
+            total += acceptance.of_steps(reference.walk(draft, states, ids, len(prompt), verdicts.K), verdicts.K)
+        assert total.mean_acceptance_length == pytest.approx(verdict.acceptance_length, abs=0.02), verdict.fault.name
+
+
+@pytest.mark.timeout(600)
+def test_the_faults_that_people_had_are_named_on_any_draft(bases, tmp_path) -> None:
+    """The realistic ones, done to a draft as if it were the user's own; here the perfect one, so that each must show."""
+    pair = bases[1][tuple(perfect.AUX_IDS)]
+    prompts = [pair.prompt(start, verdicts.LENGTH) for start in verdicts.STARTS]
+    healthy, *broken = realistic.judge(
+        pair.verifier, pair.draft, prompts, realistic.FAULTS[:6], tmp_path, max_tokens=61, dtype="float32"
+    )
+    assert healthy.length == verdicts.K + 1
+    for verdict in broken:
+        assert verdict.named and verdict.lossless, verdict
+        assert verdict.length is not None and verdict.length < verdicts.K + 1, verdict
+
+
+@pytest.mark.parametrize("fault", realistic.FAULTS, ids=lambda fault: fault.name)
+def test_every_realistic_fault_is_named(fault, bases, tmp_path) -> None:
+    pair = bases[1][tuple(perfect.AUX_IDS)]
+    copy = realistic.copy_of(pair.draft)
+    fault.change(copy)
+    said = inspection.inspect(copy.write(tmp_path / "draft"), verifier=pair.verifier, deep=True)
+    assert fault.code in [f.code for f in said.findings if f.severity != "note"]
 
 
 @pytest.mark.slow
