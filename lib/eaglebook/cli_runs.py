@@ -150,15 +150,15 @@ def _summary(directory: Path) -> None:
         return
     metrics = manifest.metrics
     for name in ("heldout", *metrics["benchmarks"]):
-        rates = " / ".join(f"{rate:.3f}" for rate in metrics[name]["position_rates"])
-        out.print(
-            f"  {name:9} mean acceptance length {metrics[name]['mean_acceptance_length']:.3f}, position rates {rates}"
-        )
+        found = metrics["acceptance"][name]
+        rates = " / ".join(f"{rate:.3f}" for rate in found["position_rates"])
+        out.print(f"  {name:9} mean acceptance length {found['mean_acceptance_length']:.3f}, position rates {rates}")
     tokens = metrics["tokens_per_s"]
     pair = f"{tokens['with_draft']:.1f} against {tokens['verifier_only']:.1f} tokens/s"
     ends = metrics["break_even_concurrency"]
-    until = f"; stops paying at about {ends:.1f} in flight" if ends else ""
-    out.print(f"  speed-up {metrics['speed_up']:.2f} ({pair}{until})")
+    until = f"; it stops paying at about {ends:.1f} in flight" if ends else ""
+    flight = metrics["speed_up_concurrency"]
+    out.print(f"  speed-up {metrics['speed_up']:.2f} with {flight} in flight ({pair}{until})")
 
 
 def _epoch(text: str) -> float:

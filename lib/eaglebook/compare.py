@@ -29,7 +29,12 @@ class Served:
     @property
     def benchmark_length(self) -> float:
         """Mean acceptance length on the benchmark the run was measured with."""
-        return float(self.metrics[self.metrics["benchmark"]]["mean_acceptance_length"])
+        return float(self.acceptance[self.metrics["benchmark"]]["mean_acceptance_length"])
+
+    @property
+    def acceptance(self) -> dict[str, Any]:
+        """Summaries by set of prompts: ``heldout`` and every benchmark."""
+        return self.metrics["acceptance"]
 
     def row(self) -> dict[str, Any]:
         """One line of the comparison table."""
@@ -38,12 +43,13 @@ class Served:
         return {
             "run": self.name,
             "preset": self.manifests["07_serve"].preset,
-            "held-out length": float(self.metrics["heldout"]["mean_acceptance_length"]),
+            "held-out length": float(self.acceptance["heldout"]["mean_acceptance_length"]),
             "K": int(self.metrics["num_speculative_tokens"]),
             "benchmark": self.metrics["benchmark"],
             "benchmark length": self.benchmark_length,
-            "position 1": float(self.metrics[self.metrics["benchmark"]]["position_rates"][0]),
+            "position 1": float(self.acceptance[self.metrics["benchmark"]]["position_rates"][0]),
             "speed-up": float(self.metrics["speed_up"]),
+            "in flight": int(self.metrics["speed_up_concurrency"]),
             "minutes": float(minutes),
             "machine": f"{machine.get('processor', '?')} × {machine.get('cores', '?')}",
             "commit": self.manifests["07_serve"].commit or "?",

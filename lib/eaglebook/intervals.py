@@ -23,16 +23,19 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+        return f"{self.value:.2f}" + (f" ({self.low:.2f} to {self.high:.2f})" if self.low == self.low else "")
 
 
 def of_sums(rows: object, statistic: Callable[..., np.ndarray], *, seed: int = 0) -> Estimate:
-    """``statistic`` of the column sums of ``rows [prompts, columns]``, which gets one argument a column and must broadcast."""
+    """``statistic`` of the column sums of ``rows [prompts, columns]``, which gets one argument a column and must broadcast.
+
+    One prompt tells nothing about others: the ends are then not numbers.
+    """
     table = np.asarray(rows, dtype=float)
     count = len(table)
     again = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=DRAWS)
     with np.errstate(divide="ignore", invalid="ignore"):
         draws, value = statistic(*(again @ table).T), statistic(*table.sum(axis=0))
     sound = draws[np.isfinite(draws)]
-    low, high = np.quantile(sound, [(1 - SHARE) / 2, (1 + SHARE) / 2]) if len(sound) else (np.nan, np.nan)
+    low, high = np.quantile(sound, [(1 - SHARE) / 2, (1 + SHARE) / 2]) if len(sound) and count > 1 else (np.nan, np.nan)
     return Estimate(float(value), float(low), float(high))

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from eaglebook import paths
 from eaglebook.errors import UserError
+from eaglebook.prompts import short_name
 from eaglebook.verifier import EMBEDDED
 
 Positive = Annotated[int, Field(gt=0)]
@@ -78,6 +79,10 @@ class HiddenStates(Notebook):
 
 class VocabMapping(Notebook):
     draft_vocab_size: Positive = 4096
+    coverage_target: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    reserve: list[str] = ["special"]
+    more_counts: list[str] = []
+    foreign_mapping: str = ""
     num_speculative_tokens: Positive = 3
 
 
@@ -138,6 +143,13 @@ class Serve(Notebook):
     kv_cache_gb: Annotated[float, Field(gt=0)] = 1.0
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     startup_timeout_s: Positive = 300
+
+    @model_validator(mode="after")
+    def _benchmarks_have_names_of_their_own(self) -> Self:
+        names = ["heldout", *map(short_name, self.benchmarks)]
+        if len(set(names)) < len(names):
+            raise ValueError(f"benchmarks: two sets would be called {max(names, key=names.count)!r}: rename the file")
+        return self
 
 
 class CompareRuns(Notebook):

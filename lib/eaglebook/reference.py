@@ -1,8 +1,9 @@
 """EAGLE-3 in plain torch: one greedy draft-and-verify walk, straight from an exported file.
 
-Neither speculators nor vLLM has a part in it. So when serving accepts less than training promised, this third opinion tells
-which side of the file the fault is on. One decoder layer, llama or Qwen3, as in vLLM 0.32 (``llama_eagle3.py``,
-``qwen3_eagle3.py``); in float32 and one step after another, to be read rather than to be fast.
+It has no line in common with speculators' model or with vLLM's, and of transformers it takes the rope table only. So when
+serving accepts less than training promised, this third opinion tells which side of the file the fault is on. One decoder
+layer, llama or Qwen3, as in vLLM 0.32 (``llama_eagle3.py``, ``qwen3_eagle3.py``); in float32 and one step after another, to
+be read rather than to be fast.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.nn import functional
 
 from eaglebook.checkpoint import inspection
 from eaglebook.checkpoint.spec import DraftSpec
+from eaglebook.checkpoint.verifier_config import default_aux_layer_ids
 from eaglebook.errors import UserError
 
 Past = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values, one pair a step: [heads, tokens, head_dim]
@@ -31,6 +33,10 @@ class Draft:
     weights: dict[str, torch.Tensor]
     rope: Any
     targets: torch.Tensor  # the verifier's token that each draft token stands for
+
+    def aux_ids(self, verifier_layers: int) -> list[int]:
+        """The ids as vLLM reads them: sorted, whatever order ``fc`` was trained for, and a default when the file has none."""
+        return sorted(set(self.spec.aux_layer_ids.value or default_aux_layer_ids(verifier_layers)))
 
     def fuse(self, states: torch.Tensor) -> torch.Tensor:
         """The verifier's states ``[tokens, n_aux, hidden]`` as one vector each, ``[tokens, hidden]``."""
@@ -158,6 +164,8 @@ def _refuse_other(spec: DraftSpec) -> None:
         "num_hidden_layers": (spec.num_hidden_layers.value, 1), "hidden_act": (spec.hidden_act.value, "silu"),
         "mla": (spec.mla.value, None), "quantisation": (spec.quantisation.value, None),
         "sliding_attention": ("sliding_attention" in (spec.layer_types.value or ()), False),
+        "use_aux_hidden_state": (spec.use_aux_hidden_state.value in (None, True), True),
+        "partial_rotary_factor": ((spec.rope.value or {}).get("partial_rotary_factor") or 1.0, 1.0),
     }  # fmt: skip
     for key, (found, covered) in outside.items():
         if found != covered:

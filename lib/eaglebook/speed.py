@@ -2,13 +2,14 @@
 
 The model: a step of the verifier costs a part that does not depend on how many tokens are in it (its weights are read
 once) and a part for each; a pass of the draft costs a fixed share of a step; speculating itself costs something a step. The
-costs are fitted at one request at a time. What the model says about more of them is a prediction.
+verifier's costs come from its steps without a draft, the draft's from steps with one at the smallest concurrency. What the model
+says about steps with a draft at other concurrencies is a prediction; acceptance is always the measured one.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,11 +30,11 @@ def speed_up(alone: Load, drafted: Load) -> Estimate:
 def break_even(speed_ups: Mapping[int, float]) -> float | None:
     """The concurrency at which the speed-up falls to 1, between the two that were measured (by its logarithm).
 
-    None when it never does, the smallest one when it is below 1 from the start.
+    None when it never does, 0 when it is below 1 from the start.
     """
     points = sorted(speed_ups.items())
     if points[0][1] < 1:
-        return float(points[0][0])
+        return 0.0
     for (c0, s0), (c1, s1) in itertools.pairwise(points):
         if s0 >= 1 > s1:
             return float(c0 * (c1 / c0) ** ((s0 - 1) / (s0 - s1)))
@@ -68,28 +69,32 @@ class Model:
 
 
 def fit(loads: Mapping[tuple[int, int], Load]) -> Model:
-    """The costs from measured loads by (number of speculative tokens, concurrency).
+    """The costs from measured loads by (number of speculative tokens, concurrency); none of them below 0.
 
-    The verifier's come from all loads without a draft, the draft's and the overhead from those with one at the smallest
-    concurrency: the first grows with the number of speculative tokens, the second does not.
+    A cost that grows with the number of speculative tokens is the draft's, one that does not is the overhead.
     """
     alone = {c: load.step_s for (k, c), load in loads.items() if k == ALONE}
     first = min(alone)
-    if len(alone) > 1:
-        # relative errors: a step of many requests is long, and must not decide alone
-        sizes, seconds = np.array(list(alone), dtype=float), np.array(list(alone.values()))
-        columns = np.stack([1 / seconds, sizes / seconds], axis=1)
-        per_token, whole = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)[0][::-1]
-        per_token = max(0.0, float(per_token))
-    else:
-        per_token, whole = 0.0, alone[first]
-    base = Model(float(whole), per_token, 0.0, 0.0)
+    whole, per_token = _line(list(alone), list(alone.values()))
+    verifier = Model(whole, per_token, 0.0, 0.0)
     ks = sorted(k for k, c in loads if k != ALONE and c == first)
-    rest = np.array([loads[k, first].step_s - base.verify_s(first * (k + 1)) for k in ks])
-    if len(ks) > 1:
-        each, once = np.polyfit(ks, rest, 1)
-        if once < 0 or each < 0:  # noise: one of the two cannot be told from nothing
-            each, once = float(np.dot(ks, rest) / np.dot(ks, ks)), 0.0
-    else:
-        each, once = rest[0] / ks[0], 0.0
-    return Model(base.verifier_step_s, per_token, max(0.0, float(each)), max(0.0, float(once)))
+    rest = [loads[k, first].step_s - verifier.verify_s(first * (k + 1)) for k in ks]
+    once, each = _line(ks, rest) if len(ks) > 1 else (0.0, max(0.0, rest[0] / ks[0]))
+    return Model(whole, per_token, each / (verifier.verify_s(first) / verifier.verify_s(1)), once)
+
+
+def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """``y = a + b·x`` with neither below 0, by least squares of the relative errors: long steps must not decide alone.
+
+    Noise can make one of the two negative; then it cannot be told from nothing, and the other explains all there is.
+    """
+    at, values = np.array(x, dtype=float), np.array(y, dtype=float)
+    weight = 1 / np.maximum(np.abs(values), 1e-9)
+    if len(at) == 1:
+        return max(0.0, float(values[0])), 0.0
+    a, b = np.linalg.lstsq(np.stack([weight, at * weight], axis=1), values * weight, rcond=None)[0]
+    if b < 0:
+        a, b = np.average(values, weights=weight**2), 0.0
+    elif a < 0:
+        a, b = 0.0, float(np.sum(values * at * weight**2) / np.sum(at**2 * weight**2))
+    return max(0.0, float(a)), max(0.0, float(b))

@@ -45,26 +45,34 @@ class Comparison:
     served: Acceptance
 
     @property
-    def into_the_file(self) -> float:
-        """Largest gap of a position's rate between the trained checkpoint and the exported file."""
-        return _gap(self.autoregressive or self.served, self.teacher_forced)
+    def limit(self) -> float:
+        """`LIMIT`, or what one differing draft in each answer could do by chance where there are few drafts."""
+        return max(LIMIT, (self.served.drafts or 1) ** -0.5)
 
     @property
-    def out_of_the_file(self) -> float:
+    def into_the_file(self) -> float | None:
+        """Largest gap of a position's rate between the trained checkpoint and the exported file."""
+        return _gap(self.autoregressive, self.teacher_forced) if self.autoregressive else None
+
+    @property
+    def out_of_the_file(self) -> float | None:
         """Largest gap of a position's rate between the exported file and the server."""
-        return _gap(self.served, self.autoregressive) if self.autoregressive else 0.0
+        return _gap(self.served, self.autoregressive) if self.autoregressive else None
 
     @property
     def largest(self) -> float:
-        return max(self.into_the_file, self.out_of_the_file, _gap(self.served, self.teacher_forced), key=abs)
+        """The largest gap between any two, signed; where there is no reference, the one between training and serving."""
+        return max(
+            self.into_the_file or 0.0, self.out_of_the_file or 0.0, _gap(self.served, self.teacher_forced), key=abs
+        )
 
     @property
     def suspects(self) -> tuple[str, ...]:
         """Where to look, the likely side first; nothing when no gap is over the limit."""
-        if abs(self.largest) <= LIMIT:
+        if abs(self.largest) <= self.limit:
             return ()
-        into, out = abs(self.into_the_file) > LIMIT, abs(self.out_of_the_file) > LIMIT
-        if self.autoregressive is None or into == out:
+        into, out = (abs(gap or 0.0) > self.limit for gap in (self.into_the_file, self.out_of_the_file))
+        if into == out:  # both, or nobody could tell
             return INTO_THE_FILE + OUT_OF_THE_FILE
         return INTO_THE_FILE if into else OUT_OF_THE_FILE
 
@@ -84,9 +92,8 @@ def compare(
     `reference.load` does.
     """
     trained_ids = list(trained.config.eagle_aux_hidden_state_layer_ids)
-    # vLLM sorts the ids it reads, whatever order fc was trained for (0.30, set_aux_hidden_state_layers)
-    exported_ids = sorted(set(exported.spec.aux_layer_ids.value or trained_ids)) if exported else trained_ids
     layers = model.config.get_text_config().num_hidden_layers
+    exported_ids = exported.aux_ids(layers) if exported else trained_ids
     wanted = sorted({i for i in (*trained_ids, *exported_ids) if i < layers})
     total = Comparison(none(positions), none(positions) if exported else None, none(positions))
     sequences = [[*prompt, *answer] for prompt, answer, _ in answers]

@@ -578,7 +578,8 @@ def test_publish_writes_a_card_and_no_path_of_this_machine(tmp_path: Path) -> No
     (folder / "optimizer_state_dict.pt").write_bytes(b"x")
     measured = tmp_path / "run" / "07_serve"
     measured.mkdir(parents=True)
-    metrics = {"heldout": {"mean_acceptance_length": 1.519, "position_rates": [0.364, 0.11]}, "speed_up": 1.2}
+    heldout = {"mean_acceptance_length": 1.519, "position_rates": [0.364, 0.11]}
+    metrics = {"acceptance": {"heldout": heldout}, "speed_up": 1.2, "num_speculative_tokens": 3}
     (measured / "manifest.json").write_text(json.dumps({"metrics": metrics}))
     data = tmp_path / "run" / "01_responses"
     data.mkdir()

@@ -103,19 +103,30 @@ def test_the_faults_that_people_had_are_named_on_any_draft(bases, tmp_path) -> N
     healthy, *broken = realistic.judge(
         pair.verifier, pair.draft, prompts, realistic.FAULTS[:6], tmp_path, max_tokens=61, dtype="float32"
     )
-    assert healthy.length == verdicts.K + 1
+    assert healthy.acceptance.mean_acceptance_length == verdicts.K + 1
+    assert len(broken) == 6
     for verdict in broken:
-        assert verdict.named and verdict.lossless, verdict
-        assert verdict.length is not None and verdict.length < verdicts.K + 1, verdict
+        assert verdict.named, verdict
+        assert verdict.acceptance and verdict.acceptance.mean_acceptance_length < verdicts.K + 1, verdict
 
 
+@pytest.mark.parametrize("ids", [tuple(perfect.AUX_IDS), (1, 3, 6)], ids=str)
 @pytest.mark.parametrize("fault", realistic.FAULTS, ids=lambda fault: fault.name)
-def test_every_realistic_fault_is_named(fault, bases, tmp_path) -> None:
-    pair = bases[1][tuple(perfect.AUX_IDS)]
+def test_every_realistic_fault_is_named(fault, ids, bases, tmp_path) -> None:
+    pair = bases[1][ids]
     copy = realistic.copy_of(pair.draft)
+    assert fault.applies(copy)
     fault.change(copy)
     said = inspection.inspect(copy.write(tmp_path / "draft"), verifier=pair.verifier, deep=True)
-    assert fault.code in [f.code for f in said.findings if f.severity != "note"]
+    assert set(fault.codes) & {f.code for f in said.findings if f.severity != "note"}
+
+
+def test_a_fault_that_needs_what_is_not_there_is_left_out(bases) -> None:
+    copy = realistic.copy_of(bases[1][tuple(perfect.AUX_IDS)].draft)
+    copy.drop("d2t", "t2d").set(head_dim=None)
+    left = {fault.name for fault in realistic.FAULTS if fault.applies(copy)}
+    assert left.isdisjoint({"d2t missing", "d2t moved by one row", "head_dim halved", "no lm_head"})
+    assert len(left) == len(realistic.FAULTS) - 4
 
 
 @pytest.mark.slow

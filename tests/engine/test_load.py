@@ -41,7 +41,8 @@ def test_the_verifier_and_its_perfect_draft_asked_in_turns(pair, tmp_path) -> No
     prompts = [pair.prompt(start, 6) for start in (0, 40, 80, 120, 160, 200)]
     got: dict[int, load.Load] = {}
 
-    def work(up: dict[int, server.Server]) -> None:
+    def work(k: int, up: dict[int, server.Server]) -> None:
+        assert k == K
         assert sorted(up) == [load.ALONE, K]
         got.update(load.alternate(up, prompts, concurrency=2, max_tokens=TOKENS))
         with pytest.raises(UserError, match="no speculative-decoding counters"):
@@ -74,9 +75,9 @@ def test_one_server_at_a_time_when_memory_holds_only_one() -> None:
         yield f"server {k}"
         up.remove(k)
 
-    seen: list[dict] = []
-    load.in_turns(start, [3, 1], seen.append, side_by_side=False)
-    assert seen == [{load.ALONE: "server 0"}, {3: "server 3"}, {1: "server 1"}]
+    seen: list[tuple] = []
+    load.in_turns(start, [3, 1], lambda k, up: seen.append((k, up)), side_by_side=False)
+    assert seen == [(0, {load.ALONE: "server 0"}), (3, {3: "server 3"}), (1, {1: "server 1"})]
 
 
 def test_an_error_in_between_ends_every_server() -> None:
@@ -89,7 +90,7 @@ def test_an_error_in_between_ends_every_server() -> None:
         finally:
             ended.append(k)
 
-    def work(up: dict) -> None:
+    def work(k: int, up: dict) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

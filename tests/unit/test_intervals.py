@@ -32,3 +32,8 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
 
 def test_a_set_without_any_draft_gives_no_number() -> None:
     assert np.isnan(of_sums([(0, 0)] * 3, ratio).value)
+
+
+def test_one_prompt_tells_nothing_about_others() -> None:
+    estimate = of_sums([(3, 2)], ratio)
+    assert str(estimate) == "1.50"

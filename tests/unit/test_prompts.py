@@ -86,3 +86,16 @@ def test_a_file_that_is_not_utf8_is_named_by_line(tmp_path) -> None:
 def test_unknown_sources_are_refused(source: str) -> None:
     with pytest.raises(UserError, match="next:"):
         prompts.load(source)
+
+
+NAMES = {
+    "package:mtbench": "mtbench",
+    "jsonl:a/v1.5.jsonl.gz": "v1.5",
+    "hf:meta/Llama-3.1:train": "Llama-3.1",
+    "shipped": "shipped",
+}
+
+
+@pytest.mark.parametrize(("source", "name"), NAMES.items())
+def test_short_names(source, name) -> None:
+    assert prompts.short_name(source) == name

@@ -8,7 +8,7 @@ from eaglebook.train_serve import INTO_THE_FILE, LIMIT, OUT_OF_THE_FILE, Compari
 from hypothesis import given
 from hypothesis import strategies as st
 
-HIGH, LOW = of_steps([3, 1, 2, 0] * 25, 3), of_steps([1, 0, 0, 0] * 25, 3)
+HIGH, LOW = of_steps([3, 1, 2, 0] * 500, 3), of_steps([1, 0, 0, 0] * 500, 3)
 steps = st.lists(st.integers(0, 3), max_size=30)
 
 
@@ -25,12 +25,26 @@ steps = st.lists(st.integers(0, 3), max_size=30)
 def test_a_gap_points_at_one_side_of_the_file(forced, own, served, suspects) -> None:
     comparison = Comparison(forced, own, served)
     assert comparison.suspects == suspects
-    assert (abs(comparison.largest) > LIMIT) == bool(suspects)
+    assert (abs(comparison.largest) > comparison.limit) == bool(suspects)
+
+
+def test_without_a_reference_nobody_is_accused() -> None:
+    told = Comparison(HIGH, None, LOW)
+    assert told.into_the_file is None and told.out_of_the_file is None
+    assert told.largest == pytest.approx(-0.5)
+
+
+def test_few_drafts_have_a_wider_limit() -> None:
+    few = of_steps([1] * 9 + [0], 3)
+    assert Comparison(few, few, few).limit > 0.3
+    many = of_steps([1] * 4000, 3)
+    assert Comparison(many, many, many).limit == LIMIT
 
 
 def test_a_gap_at_any_position_counts() -> None:
-    a, b = of_steps([1] * 100, 3), of_steps([1] * 95 + [2] * 5, 3)
+    a, b = of_steps([1] * 2000, 3), of_steps([1] * 1900 + [2] * 100, 3)
     assert Comparison(a, a, b).largest == pytest.approx(0.05)
+    assert Comparison(a, a, b).suspects == OUT_OF_THE_FILE
 
 
 @given(steps, st.integers(0, 60), st.integers(1, 3))

@@ -73,14 +73,14 @@ def _measured(run: Mapping[str, Any] | None) -> list[str]:
     if not run:
         return ["## Measured", "", "Nothing was measured for this card.", ""]
     rows = []
-    for name, value in run.items():
-        if isinstance(value, Mapping) and "mean_acceptance_length" in value:
-            rates = " / ".join(f"{rate:.3f}" for rate in value.get("position_rates", ()))
-            rows.append(f"| {name} | {value['mean_acceptance_length']:.3f} | {rates} |")
+    for name, value in (run.get("acceptance") or {}).items():
+        rates = " / ".join(f"{rate:.3f}" for rate in value.get("position_rates", ()))
+        rows.append(f"| {name} | {value['mean_acceptance_length']:.3f} | {rates} |")
+    how = f"temperature {run['temperature']:g}" if run.get("temperature") else "greedy"
     lines = [
         "## Measured",
         "",
-        "By vLLM's own counters, greedy.",
+        f"By vLLM's own counters, {how}, {run.get('num_speculative_tokens', '?')} draft tokens a step.",
         "",
         "| prompts | mean acceptance length | accepted by position |",
         "|---|---|---|",
@@ -88,5 +88,6 @@ def _measured(run: Mapping[str, Any] | None) -> list[str]:
         "",
     ]
     if isinstance(run.get("speed_up"), int | float):
-        lines += [f"Speed against the verifier alone, one request at a time: {run['speed_up']:.2f}.", ""]
+        flight = run.get("speed_up_concurrency", 1)
+        lines += [f"Speed against the verifier alone, with {flight} in flight: {run['speed_up']:.2f}.", ""]
     return lines

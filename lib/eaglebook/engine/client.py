@@ -121,3 +121,5 @@ def _run(main: Callable[[], Coroutine[Any, Any, list[Completion]]]) -> list[Comp
         future.cancel()
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
+        if not thread.is_alive():
+            loop.close()

@@ -7,7 +7,7 @@ import re
 import httpx
 
 from eaglebook.acceptance import Acceptance
-from eaglebook.engine.server import Server
+from eaglebook.engine.server import Server, died
 from eaglebook.errors import UserError
 
 _PREFIX = "vllm:spec_decode_num_"
@@ -15,7 +15,10 @@ _PREFIX = "vllm:spec_decode_num_"
 
 def read(server: Server, positions: int) -> Acceptance:
     """The counters now (vLLM 0.32 ``v1/spec_decode/metrics.py``). Raises UserError when the server has none."""
-    text = httpx.get(f"{server.url}/metrics", timeout=30, trust_env=False).raise_for_status().text
+    try:
+        text = httpx.get(f"{server.url}/metrics", timeout=30, trust_env=False).raise_for_status().text
+    except httpx.HTTPError as error:
+        raise died(server, str(error)) from None
     return parse(text, positions)
 
 

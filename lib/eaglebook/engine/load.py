@@ -126,22 +126,22 @@ def alternate(
 def in_turns(
     start: Callable[[int], contextlib.AbstractContextManager[Server]],
     ks: Sequence[int],
-    work: Callable[[dict[int, Server]], object],
+    work: Callable[[int, dict[int, Server]], object],
     *,
     side_by_side: bool,
 ) -> None:
-    """Call ``work`` with the servers that are up: one call for each number of speculative tokens in ``ks``.
+    """Call ``work(k, up)`` for each number of speculative tokens in ``ks``, with the servers that are up.
 
     ``start(k)`` starts a server with k speculative tokens, `ALONE` the verifier without a draft. Side by side, the
-    verifier alone stays up beside each; otherwise it comes first, by itself, and no two servers are ever up. All of
-    them are ended whatever happens.
+    verifier alone stays up beside each; otherwise it has a first call for itself, and no two servers are ever up. All
+    of them are ended whatever happens.
     """
     if side_by_side:
         with start(ALONE) as alone:
             for k in ks:
                 with start(k) as drafted:
-                    work({ALONE: alone, k: drafted})
+                    work(k, {ALONE: alone, k: drafted})
         return
     for k in (ALONE, *ks):
         with start(k) as one:
-            work({k: one})
+            work(k, {k: one})

@@ -102,6 +102,9 @@ def command(
         "--disable-uvicorn-access-log",
     ]
     argv += ["--enforce-eager"] if eager else []
+    # The cache's size is given, so nothing is sized by this share; vLLM would still refuse to start where less of the GPU is free
+    # (0.32 v1/worker/utils.py, request_memory), as it is beside another server.
+    argv += ["--gpu-memory-utilization", "0.01"] if machine.accelerator() else []
     argv += ["--trust-remote-code"] if trust_remote_code else []
     argv += ["--enable-per-request-metrics", "--no-enable-prefix-caching"] if measured else []
     argv += ["--per-request-spec-decode-metrics", "detailed"] if measured and draft is not None else []

@@ -1,12 +1,12 @@
 """The faults that people really had, done to a draft of one's own: the perfect draft shows them pure, a trained one as they look.
 
 A trained draft is right half of the time at best, so a fault that costs it everything looks like a draft that learned
-little. Each change works on any EAGLE-3 draft of one decoder layer.
+little. A change that needs what a draft does not have (a full vocabulary has no map to lose) is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,57 +16,66 @@ from eaglebook.acceptance import Acceptance
 from eaglebook.checkpoint import headers, inspection
 from eaglebook.checkpoint.headers import Tensor
 from eaglebook.engine import trial
-from eaglebook.faults.library import IDS, Copy, Fault
+from eaglebook.faults.library import IDS, Copy
 
 L = "layers.0."
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """``acceptance`` is None when vLLM refused the draft, or broke over it."""
+class Fault:
+    """``codes``: the findings of which one must name it. ``needs``: config keys or tensors without which it cannot be done."""
 
     name: str
-    code: str  # the finding that must name the fault, "" for the draft as it is
-    named: bool
+    codes: tuple[str, ...]
+    needs: tuple[str, ...]
+    change: Callable[[Copy], object]
+
+    def applies(self, copy: Copy) -> bool:
+        return all(need in copy.tensors or copy.config.get(need) is not None for need in self.needs)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``named``: the finding that names the fault. ``acceptance`` is None when vLLM refused the draft, or broke over it."""
+
+    name: str
+    named: str
     acceptance: Acceptance | None
     error: str
-    lossless: bool
-
-    @property
-    def length(self) -> float | None:
-        return self.acceptance.mean_acceptance_length if self.acceptance else None
 
 
 def copy_of(draft: Path) -> Copy:
-    """A draft's config and numbers (float32, plain names), to be broken."""
+    """A draft's config and numbers (float32, plain names), to be broken. Its aux ids stand at the top level as well."""
     case = inspection.inspect(draft).case
-    return Copy(dict(case.config), {plain: _array(t) for plain, t in case.stored.items() if t.file is not None})
+    copy = Copy(dict(case.config), {plain: _array(t) for plain, t in case.stored.items() if t.file is not None})
+    if case.spec.aux_layer_ids.value:
+        copy.config[IDS] = case.spec.aux_layer_ids.value
+    return copy
 
 
 def judge(
     verifier: Path, draft: Path, prompts: Sequence[Sequence[int]], faults: Sequence[Fault], scratch: Path, *, max_tokens: int = 48,
     num_speculative_tokens: int = 3, dtype: str = "bfloat16", timeout_s: float = 120,
 ) -> Iterator[Verdict]:  # fmt: skip
-    """Serve the draft as it is and with each fault, greedily, beside its real verifier. The first verdict is the healthy one's."""
-    folders = [copy_of(draft).write(scratch / "healthy")]
+    """Serve the draft as it is, then with each fault that applies to it, greedily, beside its real verifier."""
+    names, folders = ["as it is"], [draft]
+    codes: list[tuple[str, ...]] = [()]
     for number, fault in enumerate(faults):
         copy = copy_of(draft)
-        fault.change(copy)
-        folders.append(copy.write(scratch / f"{number}"))
+        if fault.applies(copy):
+            fault.change(copy)
+            folders.append(copy.write(scratch / f"{number}"))
+            names.append(fault.name)
+            codes.append(fault.codes)
     trials = trial.run(
         verifier, folders, prompts, num_speculative_tokens=num_speculative_tokens, max_tokens=max_tokens, dtype=dtype,
         max_model_len=max(map(len, prompts)) + max_tokens + num_speculative_tokens + 1, timeout_s=timeout_s,
     )  # fmt: skip
-    said: tuple[tuple[int, ...], ...] = ()
-    names = [("as it is", ""), *((fault.name, fault.code) for fault in faults)]
-    for (name, code), folder, one in zip(names, folders, trials, strict=True):
-        said = said or one.tokens
+    for name, wanted, folder, one in zip(names, codes, folders, trials, strict=True):
         found = [
             f.code for f in inspection.inspect(folder, verifier=verifier, deep=True).findings if f.severity != "note"
         ]
-        yield Verdict(
-            name, code, not code or code in found, one.acceptance, one.error, not one.tokens or one.tokens == said
-        )
+        yield Verdict(name, next((code for code in wanted if code in found), ""), one.acceptance, one.error)
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -78,12 +87,8 @@ def _array(tensor: Tensor) -> np.ndarray:
     return np.frombuffer(data, kinds[tensor.dtype]).reshape(shape)
 
 
-def _ids(copy: Copy) -> list[int]:
-    return copy.config.get(IDS) or copy.config["eagle_config"][IDS]
-
-
 def _swap_states(copy: Copy) -> None:
-    fc, ids = copy.tensors["fc.weight"], _ids(copy)
+    fc, ids = copy.tensors["fc.weight"], copy.config[IDS]
     copy.tensors["fc.weight"] = fc.reshape(len(fc), len(ids), -1)[:, ::-1].reshape(fc.shape)
     copy.ids(ids[::-1], ids_mean="input")
 
@@ -101,22 +106,27 @@ def _moved_map(copy: Copy) -> None:
     copy.tensors["d2t"] = np.sort(np.append(targets[1:], free)) - rows
 
 
+def _halved(key: str) -> Callable[[Copy], object]:
+    return lambda copy: copy.set(**{key: copy.config[key] // 2})
+
+
+def _without(name: str) -> Callable[[Copy], object]:
+    return lambda copy: copy.drop(name)
+
+
 FAULTS: list[Fault] = [
-    Fault(name, "realistic", code, change)
-    for name, code, change in (
-        ("ids one less", "aux-ids-count-outputs", lambda c: c.ids([i - 1 for i in _ids(c)])),
-        ("states in another order", "aux-ids-unsorted", _swap_states),
-        ("no hidden_norm", "tensor-missing", lambda c: c.drop(f"{L}hidden_norm.weight")),
-        ("rope left out", "rope-implicit", lambda c: c.set(rope_theta=None, rope_parameters=None, rope_scaling=None)),
-        ("one kv head", "kv-heads-mismatch", lambda c: c.set(num_key_value_heads=1)),
-        ("d2t missing", "d2t-missing", lambda c: c.drop("d2t")),
-        ("no v_proj", "tensor-missing", lambda c: c.drop(f"{L}self_attn.v_proj.weight")),
-        ("head_dim halved", "head-dim-mismatch", lambda c: c.set(head_dim=c.config["head_dim"] // 2)),
-        ("no norm", "tensor-missing", lambda c: c.drop("norm.weight")),
-        ("an embedding of its own", "embed-differs", _strange_embedding),
-        ("d2t moved by one row", "d2t-t2d-disagree", _moved_map),
-        ("inner size halved", "intermediate-size-mismatch", lambda c: c.set(intermediate_size=c.config["intermediate_size"] // 2)),
-        ("no lm_head", "lm-head-missing", lambda c: c.drop("lm_head.weight")),
-        ("a length of 64", "max-positions-short", lambda c: c.set(max_position_embeddings=64)),
-    )
+    Fault("ids one less", ("aux-ids-count-outputs", "aux-ids-reading-unknown"), (IDS,), lambda c: c.ids([i - 1 for i in c.config[IDS]])),
+    Fault("states in another order", ("aux-ids-unsorted",), (IDS, "fc.weight"), _swap_states),
+    Fault("no hidden_norm", ("tensor-missing",), (f"{L}hidden_norm.weight",), _without(f"{L}hidden_norm.weight")),
+    Fault("rope left out", ("rope-implicit",), (), lambda c: c.set(rope_theta=None, rope_parameters=None, rope_scaling=None)),
+    Fault("one kv head", ("kv-heads-mismatch",), ("num_key_value_heads",), lambda c: c.set(num_key_value_heads=1)),
+    Fault("d2t missing", ("d2t-missing",), ("d2t",), _without("d2t")),
+    Fault("no v_proj", ("tensor-missing",), (f"{L}self_attn.v_proj.weight",), _without(f"{L}self_attn.v_proj.weight")),
+    Fault("head_dim halved", ("head-dim-mismatch",), ("head_dim",), _halved("head_dim")),
+    Fault("no norm", ("tensor-missing",), ("norm.weight",), _without("norm.weight")),
+    Fault("an embedding of its own", ("embed-differs",), ("vocab_size", "hidden_size"), _strange_embedding),
+    Fault("d2t moved by one row", ("d2t-t2d-disagree",), ("d2t", "t2d", "vocab_size"), _moved_map),
+    Fault("inner size halved", ("intermediate-size-mismatch",), ("intermediate_size",), _halved("intermediate_size")),
+    Fault("no lm_head", ("lm-head-missing",), ("lm_head.weight", "d2t"), _without("lm_head.weight")),
+    Fault("a length of 64", ("max-positions-short",), (), lambda c: c.set(max_position_embeddings=64)),
 ]  # fmt: skip
