@@ -62,12 +62,12 @@ def collect(names: Sequence[str] = ()) -> list[Served]:
     found = []
     for folder in folders:
         done = {s: m for s in STAGES if (m := manifests.read(runs.stage_dir(folder, s))) and m.status == "succeeded"}
-        if "07_serve" in done:
+        if "07_serve" in done and "acceptance" in done["07_serve"].metrics:  # older ones named it otherwise
             found.append(Served(folder.name, done))
         elif names:
             raise UserError(
-                f"run {folder.name!r} has no finished 07_serve",
-                expected="a run that was served",
+                f"run {folder.name!r} has no finished 07_serve that can be compared",
+                expected="a run that was served, by this version of the workbook",
                 found=", ".join(done) or "nothing",
                 fix=f"eaglebook run --run-dir outputs/{folder.name}",
             )

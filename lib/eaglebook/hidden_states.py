@@ -147,60 +147,64 @@ def extract(
     folder: Path,
     *,
     token_budget: int,
+    rows: Sequence[int] | None = None,
+    reserve_bytes: int = 0,
 ) -> Extraction:
-    """Capture and write ``hs_<row>.safetensors`` for every sequence; complete files are skipped.
+    """Capture and write ``hs_<row>.safetensors`` for every sequence (or those in ``rows``); complete files are skipped.
 
     A file appears under its name only when it is whole. Writing overlaps with computing. Out of memory halves the
-    token budget and goes on with what is left.
+    token budget and goes on with what is left. Raises UserError when the disk has less than ``reserve_bytes`` left.
     """
     import torch
 
     hidden = _decoder(model).norm.weight.shape[0]
+    wanted = range(len(sequences)) if rows is None else rows
     todo = [
-        row
-        for row, sequence in enumerate(sequences)
-        if not is_complete(folder / file_name(row), len(sequence), len(layer_ids), hidden)
+        row for row in wanted if not is_complete(folder / file_name(row), len(sequences[row]), len(layer_ids), hidden)
     ]
-    bar = progress.Progress("hidden states", len(sequences), start=len(sequences) - len(todo), unit="conversations")
+    bar = progress.Progress("hidden states", len(wanted), start=len(wanted) - len(todo), unit="conversations")
     computed = tokens = 0
     began = time.monotonic()
     with ThreadPoolExecutor(1) as writer:
         pending: list[Future[None]] = []
         queue = [[todo[i] for i in batch] for batch in batches([len(sequences[row]) for row in todo], token_budget)]
         while queue:
-            rows = queue.pop(0)
+            batch = queue.pop(0)
+            require_space(
+                folder, sum(sample_bytes(len(sequences[r]), len(layer_ids), hidden) for r in batch), reserve_bytes
+            )
             try:
-                states = capture(model, [sequences[row] for row in rows], layer_ids)
+                states = capture(model, [sequences[row] for row in batch], layer_ids)
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
                 if not _is_out_of_memory(error):
                     raise
                 token_budget //= 2
-                if len(rows) == 1:
+                if len(batch) == 1:
                     raise UserError(
                         "out of memory on a single conversation",
-                        expected=f"{len(sequences[rows[0]])} tokens to fit",
+                        expected=f"{len(sequences[batch[0]])} tokens to fit",
                         fix="lower max_new_tokens, or give the machine more memory",
                     ) from None
                 print(f"out of memory: token budget halved to {token_budget}", flush=True)
-                left = [row for batch in [rows, *queue] for row in batch]
+                left = [row for some in [batch, *queue] for row in some]
                 queue = [[left[i] for i in batch] for batch in batches([len(sequences[r]) for r in left], token_budget)]
                 continue
             for future in pending:
                 future.result()
             pending = [
                 writer.submit(_write, folder / file_name(row), state, sequences[row])
-                for row, state in zip(rows, states, strict=True)
+                for row, state in zip(batch, states, strict=True)
             ]
-            count = sum(len(sequences[row]) for row in rows)
-            computed += len(rows) * max(len(sequences[row]) for row in rows)
+            count = sum(len(sequences[row]) for row in batch)
+            computed += len(batch) * max(len(sequences[row]) for row in batch)
             tokens += count
-            bar.step(len(rows), tokens=count)
+            bar.step(len(batch), tokens=count)
         for future in pending:
             future.result()
     seconds = time.monotonic() - began
     bar.close()
     padding = 1 - tokens / computed if computed else 0.0
-    return Extraction(len(sequences), len(sequences) - len(todo), tokens, seconds, padding)
+    return Extraction(len(wanted), len(wanted) - len(todo), tokens, seconds, padding)
 
 
 def read(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
@@ -211,18 +215,71 @@ def read(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return tensors["hidden_states"], tensors["token_ids"]
 
 
-def validate(folder: Path, sequences: Sequence[Sequence[int]]) -> list[str]:
-    """What is wrong with the files of ``sequences``, by speculators' own check (shapes, ids, finite values)."""
+def validate(folder: Path, sequences: Sequence[Sequence[int]], rows: Sequence[int] | None = None) -> dict[int, str]:
+    """What is wrong with the files of ``sequences`` by row, by speculators' own check (shapes, ids, finite values)."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
     from speculators.data_generation.offline import check_hidden_states
 
-    wrong = []
-    for row, sequence in enumerate(sequences):
+    wrong = {}
+    for row in range(len(sequences)) if rows is None else rows:
         try:
-            check_hidden_states(load_file(folder / file_name(row)), list(sequence))
-        except (OSError, ValueError) as error:
-            wrong.append(f"{file_name(row)}: {error}")
+            check_hidden_states(load_file(folder / file_name(row)), list(sequences[row]))
+        except (OSError, ValueError, SafetensorError) as error:
+            wrong[row] = f"{file_name(row)}: {error}"
     return wrong
+
+
+def drop_damaged(folder: Path, sequences: Sequence[Sequence[int]], rows: Sequence[int]) -> list[int]:
+    """Delete the files that are there and do not pass `validate`, so that `extract` makes them again. Returns their rows."""
+    there = [row for row in rows if (folder / file_name(row)).exists()]
+    damaged = list(validate(folder, sequences, there))
+    for row in damaged:
+        (folder / file_name(row)).unlink()
+    return damaged
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Which of the verifier's streams a slot holds: ``id`` as this project counts, and the relative error of that reading.
+
+    ``normed``: it is the last layer's output *after* the final norm, which is no stream that a draft can be trained on.
+    """
+
+    id: int
+    error: float
+    normed: bool
+
+
+def identify(model: Any, states: torch.Tensor, token_ids: Sequence[int]) -> list[Stream]:
+    """Each slot of ``states [tokens, slots, hidden]`` held against every stream of the verifier; the nearest is what it is.
+
+    The first token is left out: its state is so large that it would decide alone.
+    """
+    import torch
+
+    layers = len(_decoder(model).layers)
+    streams = capture(model, [token_ids], range(layers))[0][1:].float()
+    last = streams[:, -1].to(next(model.parameters()).device, next(model.parameters()).dtype)
+    with torch.inference_mode():
+        after = final_norm(model)(last).float().cpu()
+    known = torch.cat([streams, after[:, None]], dim=1)
+    found = []
+    for slot in states[1:].float().unbind(1):
+        errors = (known - slot[:, None]).norm(dim=(0, 2)) / known.norm(dim=(0, 2))
+        best = int(errors.argmin())
+        found.append(Stream(min(best, layers), errors[best].item(), best > layers))
+    return found
+
+
+def convention(stated: Sequence[int], found: Sequence[Stream]) -> str:
+    """What stated aux ids count, by the streams that were found: "input", "output" (of a layer), or "neither"."""
+    measured = [stream.id for stream in found[: len(stated)]]
+    if any(stream.normed for stream in found[: len(stated)]):
+        return "neither"
+    if measured == list(stated):
+        return "input"
+    return "output" if measured == [i + 1 for i in stated] else "neither"
 
 
 def final_norm(model: Any) -> Any:

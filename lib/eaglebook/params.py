@@ -74,7 +74,22 @@ class HiddenStates(Notebook):
     aux_hidden_state_layer_ids: list[int] = []
     token_budget: Positive = 1024
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    engine: Literal["transformers", "vllm"] = "transformers"
+    compare_engines: Count = 6
+    concurrency: Positive = 8
+    world_size: Positive = 1
+    rank: Count = 0
+    foreign_states: str = ""
+    kv_cache_gb: Annotated[float, Field(gt=0)] = 2.0
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    startup_timeout_s: Positive = 300
     reserve_disk_gb: Annotated[float, Field(ge=0)] = 1.0
+
+    @model_validator(mode="after")
+    def _the_rank_is_one_of_the_world(self) -> Self:
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank {self.rank} must be below world_size {self.world_size}")
+        return self
 
 
 class VocabMapping(Notebook):

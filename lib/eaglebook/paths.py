@@ -12,7 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
 PARAMS = ROOT / "params"
-DATA = Path(__file__).resolve().parent / "data"
+LIBRARY = Path(__file__).resolve().parents[1]
+DATA = LIBRARY / "eaglebook" / "data"
 
 
 def outputs() -> Path:

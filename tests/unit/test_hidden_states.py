@@ -55,7 +55,7 @@ def test_ids_that_cannot_be_captured_are_refused(model, sequences, ids) -> None:
 def test_files_are_what_speculators_reads_and_only_missing_ones_are_made(model, sequences, tmp_path) -> None:
     first = hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=32)
     assert (first.files, first.skipped, first.tokens) == (5, 0, sum(map(len, sequences)))
-    assert hidden_states.validate(tmp_path, sequences) == []
+    assert hidden_states.validate(tmp_path, sequences) == {}
     before = {f.name: f.stat().st_mtime_ns for f in tmp_path.iterdir()}
     assert all((tmp_path / n).stat().st_size - hidden_states.sample_bytes(len(s), 3, 64) < 300
                for n, s in ((hidden_states.file_name(i), s) for i, s in enumerate(sequences)))  # fmt: skip
@@ -64,7 +64,7 @@ def test_files_are_what_speculators_reads_and_only_missing_ones_are_made(model, 
     (tmp_path / hidden_states.file_name(3)).unlink()
     again = hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=32)
     assert again.skipped == 3
-    assert hidden_states.validate(tmp_path, sequences) == []
+    assert hidden_states.validate(tmp_path, sequences) == {}
     same = [name for name, when in before.items() if (tmp_path / name).stat().st_mtime_ns == when]
     assert len(same) == 3
 
@@ -78,6 +78,58 @@ def test_speculators_check_catches_nan_and_other_tokens(model, sequences, tmp_pa
     tensors["hidden_states"][0, 0, 0] = float("nan")
     save_file(tensors, file)
     assert len(hidden_states.validate(tmp_path, [sequences[0], sequences[1][::-1]])) == 2
+
+
+def test_damaged_files_are_found_dropped_and_made_again(model, sequences, tmp_path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=64)
+    for row, (name, value) in {0: ("hidden_states", float("inf")), 2: ("token_ids", 7)}.items():
+        file = tmp_path / hidden_states.file_name(row)
+        tensors = load_file(file)
+        tensors[name].view(-1)[0] = value
+        save_file(tensors, file)
+    (tmp_path / hidden_states.file_name(3)).write_bytes(b"not a tensor file")
+    (tmp_path / hidden_states.file_name(4)).unlink()
+    assert hidden_states.drop_damaged(tmp_path, sequences, range(5)) == [0, 2, 3]
+    assert hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=64).skipped == 1
+    assert hidden_states.validate(tmp_path, sequences) == {}
+
+
+def test_machines_share_the_work_and_meet_nowhere(model, sequences, tmp_path) -> None:
+    shares = [range(rank, len(sequences), 2) for rank in range(2)]
+    done = [hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=64, rows=share) for share in shares]
+    assert [d.files for d in done] == [3, 2]
+    assert [d.skipped for d in done] == [0, 0]
+    assert hidden_states.validate(tmp_path, sequences) == {}
+
+
+def test_a_disk_that_fills_up_stops_the_capture_and_keeps_what_is_there(
+    model, sequences, tmp_path, monkeypatch
+) -> None:
+    free = iter([10**9, 10**9, 100])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, next(free)))
+    with pytest.raises(UserError, match="disk is too small"):
+        hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=17, reserve_bytes=1000)
+    assert 1 <= len(list(tmp_path.glob("hs_*.safetensors"))) < 5
+
+
+@pytest.mark.parametrize(
+    ("shift", "says"), [(0, "input"), (1, "output"), (-1, "neither")]
+)  # a program that counts outputs files the stream entering layer k + 1 under the name k
+def test_the_convention_is_measured_from_the_files(model, sequences, shift, says) -> None:
+    (states,) = hidden_states.capture(model, [sequences[4]], [i + shift for i in IDS])
+    streams = hidden_states.identify(model, states, sequences[4])
+    assert [s.id for s in streams] == [*(i + shift for i in IDS), 8]
+    assert all(s.error < 0.01 and not s.normed for s in streams)
+    assert hidden_states.convention(IDS, streams) == says
+
+
+def test_a_last_slot_taken_after_the_norm_is_seen(model, sequences) -> None:
+    (states,) = hidden_states.capture(model, [sequences[4]], IDS)
+    with torch.inference_mode():
+        states[:, -1] = hidden_states.final_norm(model)(states[:, -1].float()).bfloat16()
+    assert hidden_states.identify(model, states, sequences[4])[-1].normed
 
 
 def test_out_of_memory_halves_the_batch_and_goes_on(model, sequences, tmp_path, monkeypatch) -> None:
@@ -94,7 +146,7 @@ def test_out_of_memory_halves_the_batch_and_goes_on(model, sequences, tmp_path, 
     monkeypatch.setattr(hidden_states, "capture", small_machine)
     hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=1000)
     assert max(sizes) > 1
-    assert hidden_states.validate(tmp_path, sequences) == []
+    assert hidden_states.validate(tmp_path, sequences) == {}
 
     def broken(model, batch, ids):
         raise RuntimeError("shapes do not match")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from eaglebook.engine import background
 from eaglebook.engine.server import Server, died
 from eaglebook.errors import UserError
 
@@ -88,7 +88,7 @@ def complete(
 
     began = time.monotonic()
     try:
-        done = _run(run)
+        done = background.run(run)
     except httpx.HTTPError as error:
         raise died(server, str(error)) from None
     return done, time.monotonic() - began
@@ -104,22 +104,3 @@ def _completion(index: int, answer: dict[str, Any], seconds: float) -> Completio
     return Completion(
         index, choice["token_ids"], choice["finish_reason"], seconds, queue + first, decode, tuple(accepted)
     )
-
-
-def _run(main: Callable[[], Coroutine[Any, Any, list[Completion]]]) -> list[Completion]:
-    """Run a coroutine also where a loop is already running, as in a Jupyter kernel: on a loop in a thread of its own.
-
-    An interrupt of the caller cancels it.
-    """
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    future = asyncio.run_coroutine_threadsafe(main(), loop)
-    try:
-        return future.result()
-    finally:
-        future.cancel()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
-        if not thread.is_alive():
-            loop.close()

@@ -129,7 +129,9 @@ def serve(
     scratch = tempfile.TemporaryDirectory(prefix="eaglebook-")  # vLLM's sockets and rendezvous files
     with log.open("wb") as stream:
         argv = command(model, port=port, **options)  # type: ignore[arg-type]
-        environment = os.environ | {"TMPDIR": scratch.name}
+        # What vLLM is told to load of this library (`cpu_connector`) must be found in an environment of its own, too.
+        library = os.pathsep.join([str(paths.LIBRARY), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"TMPDIR": scratch.name, "PYTHONPATH": library}
         process = guard.start(argv, env=environment, stdout=stream, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"
     try:
