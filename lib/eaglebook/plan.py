@@ -10,7 +10,7 @@ from eaglebook.verifier import Verifier
 # Shares of a machine's measured bf16 GEMM rate that each stage reaches, and what a server costs to start, on the
 # two-core machine of the README. Orders of magnitude for the time plan; the run itself measures.
 _GENERATION_TOKENS_PER_TFLOP, _EXTRACTION_SHARE, _TRAINING_TOKENS_PER_TFLOP = 1000, 0.6, 3000
-_SERVER_START_S, _KERNEL_START_S = 40, 12
+_SERVER_START_S, _KERNEL_START_S, _LADDER_AND_FAULTS_S, _LOAD_TESTS_S = 40, 12, 200, 460
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ def estimate(
         },
         seconds={
             "01_responses": _SERVER_START_S + prompts * new_tokens / (_GENERATION_TOKENS_PER_TFLOP * tera),
-            "02_hidden_states": _KERNEL_START_S + tokens * body_flops / (_EXTRACTION_SHARE * gemm_flops),
+            "02_hidden_states": _KERNEL_START_S + _SERVER_START_S + tokens * body_flops / (_EXTRACTION_SHARE * gemm_flops),
             "03_vocab_mapping": _KERNEL_START_S,
             "04_train": 2 * _KERNEL_START_S + epochs * tokens / (_TRAINING_TOKENS_PER_TFLOP * tera),
             "05_checkpoint": _KERNEL_START_S,
-            "06_load_ladder": 2 * _SERVER_START_S,
-            "07_serve": 2 * _SERVER_START_S + 150,
+            "06_load_ladder": _LADDER_AND_FAULTS_S,
+            "07_serve": _LOAD_TESTS_S,
         },
     )
