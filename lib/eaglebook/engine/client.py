@@ -34,34 +34,46 @@ class Completion:
 
 
 def complete(
-    server: Server,
+    servers: Server | Sequence[Server],
     prompts: Sequence[Sequence[int]],
     *,
     max_tokens: int,
     concurrency: int,
     temperature: float = 0.0,
+    retries: int = 0,
     on_completion: Callable[[Completion], None] | None = None,
 ) -> tuple[list[Completion], float]:
     """Completions of ``prompts`` (lists of token ids), at most ``concurrency`` in flight; greedy at temperature 0.
 
     Returns them in the order of the prompts, and the wall seconds. ``on_completion`` sees each as it arrives. Ids
-    come back with ``return_token_ids``: nothing is re-tokenised. Raises UserError when the server refuses a prompt or dies.
+    come back with ``return_token_ids``: nothing is re-tokenised. Several servers take turns, and a request that breaks
+    off is asked ``retries`` times more, each time of the next one. Raises UserError when a prompt is refused or broken off.
     """
+    pool = [servers] if isinstance(servers, Server) else list(servers)
 
     async def one(client: httpx.AsyncClient, gate: asyncio.Semaphore, index: int) -> Completion:
         async with gate:
             began = time.monotonic()
             body = {
-                "model": server.model,
                 "prompt": list(prompts[index]),
                 "max_tokens": max_tokens,
                 "temperature": temperature,
                 "repetition_penalty": 1.0,  # the model's own generation_config must not change what greedy means
                 "return_token_ids": True,
             }
-            answer = await client.post(f"{server.url}/v1/completions", json=body)
-            if answer.status_code >= 500:
-                raise httpx.RemoteProtocolError(f"status {answer.status_code}: {answer.text[:300]}")
+            for attempt in range(retries + 1):
+                server = pool[(index + attempt) % len(pool)]
+                try:
+                    answer = await client.post(f"{server.url}/v1/completions", json=body | {"model": server.model})
+                    if answer.status_code < 500:
+                        break
+                    error = f"status {answer.status_code}: {answer.text[:300]}"
+                except httpx.HTTPError as broken:
+                    error = f"{type(broken).__name__} {broken}".strip()
+                if attempt < retries:
+                    await asyncio.sleep(2**attempt)
+            else:
+                raise died(server, error)
             if answer.status_code != 200:
                 raise UserError(
                     f"vLLM refused a prompt of {len(prompts[index])} tokens",
@@ -87,16 +99,19 @@ def complete(
                     task.cancel()
 
     began = time.monotonic()
-    try:
-        done = background.run(run)
-    except httpx.HTTPError as error:
-        raise died(server, str(error)) from None
-    return done, time.monotonic() - began
+    return background.run(run), time.monotonic() - began
 
 
 def _completion(index: int, answer: dict[str, Any], seconds: float) -> Completion:
     """An answer as vLLM 0.32 gives it; ``metrics`` is there when asked for (``entrypoints/generate/base/serving.py``)."""
     choice, metrics = answer["choices"][0], answer.get("metrics") or {}
+    if choice.get("token_ids") is None:
+        raise UserError(
+            "the server gave text instead of token ids",
+            expected="a vLLM server that honours return_token_ids",
+            found=", ".join(sorted(choice)),
+            fix="use a vLLM endpoint: text would have to be tokenised again, and might not be what was said",
+        )
     queue, first, decode = (
         (metrics.get(key) or 0.0) / 1000 for key in ("queue_time_ms", "time_to_first_token_ms", "generation_time_ms")
     )

@@ -156,6 +156,21 @@ def serve(
         scratch.cleanup()
 
 
+def connect(endpoint: str) -> Server:
+    """A server that somebody else runs, by its address (``http://HOST:PORT``, with or without ``/v1``). Raises UserError."""
+    url = endpoint.rstrip("/").removesuffix("/v1")
+    try:
+        models = httpx.get(f"{url}/v1/models", timeout=30, trust_env=False).raise_for_status().json()["data"]
+        return Server(url, models[0]["id"], 0, Path("the-endpoints-own-log"), 0.0)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, IndexError) as error:
+        raise UserError(
+            f"no model at {endpoint}",
+            expected="a vLLM server: http://HOST:PORT",
+            found=f"{type(error).__name__}: {error}"[:200],
+            fix="start it, or correct `endpoints:`",
+        ) from None
+
+
 def leftovers() -> list[int]:
     """Pids of processes of ended servers that still run: there must be none."""
     return [p.pid for p in _STARTED if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
