@@ -23,7 +23,8 @@ class Estimate:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.value:.2f}" + (f" ({self.low:.2f} to {self.high:.2f})" if self.low == self.low else "")
+        ends = f"\N{NO-BREAK SPACE}({self.low:.2f}–{self.high:.2f})" if self.low == self.low else ""
+        return f"{self.value:.2f}{ends}"
 
 
 def of_sums(rows: object, statistic: Callable[..., np.ndarray], *, seed: int = 0) -> Estimate:
