@@ -131,6 +131,14 @@ def load(folder: Path, verifier: Any) -> Draft:
     return Draft(spec, weights, rope, torch.tensor(list(targets)))
 
 
+def load_if_covered(folder: Path, verifier: Any) -> tuple[Draft | None, str]:
+    """The draft, or None and the reason why this page cannot compute it."""
+    try:
+        return load(folder, verifier), ""
+    except UserError as outside:
+        return None, str(outside)
+
+
 def walk(draft: Draft, states: torch.Tensor, token_ids: Sequence[int], prompt_tokens: int, positions: int) -> list[int]:
     """Draft and verify along an answer that the verifier gave greedily. Returns the accepted tokens of each draft in turn.
 

@@ -61,6 +61,8 @@ def test_what_it_cannot_compute_it_refuses(pair, tmp_path, name, says) -> None:
     folder = library.write(next(f for f in library.FAULTS if f.name == name), base, tmp_path / "draft")
     with pytest.raises(UserError, match=says):
         reference.load(folder, model)
+    found, why_not = reference.load_if_covered(folder, model)
+    assert found is None and "next:" in why_not
 
 
 @pytest.fixture
