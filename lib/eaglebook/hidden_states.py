@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from eaglebook import progress
 from eaglebook.checkpoint import headers
@@ -23,6 +23,8 @@ from eaglebook.paths import show
 
 if TYPE_CHECKING:
     import torch
+
+Storage = Literal["bfloat16", "float8"]
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,10 @@ class Extraction:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-def sample_bytes(tokens: int, num_aux: int, hidden_size: int) -> int:
-    """Bytes of one sample's file without its header of under 300 bytes: bf16 states and int64 ids."""
-    return tokens * ((num_aux + 1) * hidden_size * 2 + 8)
+def sample_bytes(tokens: int, num_aux: int, hidden_size: int, storage: Storage = "bfloat16") -> int:
+    """Bytes of one sample's file without its header of under 400 bytes: states, int64 ids, with float8 a scale a token."""
+    width = {"bfloat16": 2, "float8": 1}[storage]
+    return tokens * ((num_aux + 1) * hidden_size * width + 8 + (4 if storage == "float8" else 0))
 
 
 def require_space(folder: Path, needed_bytes: int, reserve_bytes: int = 1_000_000_000) -> None:
@@ -62,8 +65,8 @@ def file_name(row: int) -> str:
     return f"hs_{row}.safetensors"
 
 
-def is_complete(file: Path, tokens: int, num_aux: int, hidden_size: int) -> bool:
-    """Whether a file is there with the right shape and size. Reads its header only."""
+def is_complete(file: Path, tokens: int, num_aux: int, hidden_size: int, storage: Storage = "bfloat16") -> bool:
+    """Whether a file is there with the right shape, type and size. Reads its header only."""
     try:
         tensors = headers.read_header(file)
     except (OSError, UserError):
@@ -73,7 +76,8 @@ def is_complete(file: Path, tokens: int, num_aux: int, hidden_size: int) -> bool
         states is not None
         and ids is not None
         and states.shape == (tokens, num_aux + 1, hidden_size)
-        and states.dtype == "BF16"
+        and states.dtype == {"bfloat16": "BF16", "float8": "F8_E4M3"}[storage]
+        and (storage == "bfloat16" or "hidden_states_scales" in tensors)
         and ids.shape == (tokens,)
         and ids.dtype == "I64"
     )
@@ -149,6 +153,7 @@ def extract(
     token_budget: int,
     rows: Sequence[int] | None = None,
     reserve_bytes: int = 0,
+    storage: Storage = "bfloat16",
 ) -> Extraction:
     """Capture and write ``hs_<row>.safetensors`` for every sequence (or those in ``rows``); complete files are skipped.
 
@@ -160,7 +165,9 @@ def extract(
     hidden = _decoder(model).norm.weight.shape[0]
     wanted = range(len(sequences)) if rows is None else rows
     todo = [
-        row for row in wanted if not is_complete(folder / file_name(row), len(sequences[row]), len(layer_ids), hidden)
+        row
+        for row in wanted
+        if not is_complete(folder / file_name(row), len(sequences[row]), len(layer_ids), hidden, storage)
     ]
     bar = progress.Progress("hidden states", len(wanted), start=len(wanted) - len(todo), unit="conversations")
     computed = tokens = 0
@@ -171,7 +178,9 @@ def extract(
         while queue:
             batch = queue.pop(0)
             require_space(
-                folder, sum(sample_bytes(len(sequences[r]), len(layer_ids), hidden) for r in batch), reserve_bytes
+                folder,
+                sum(sample_bytes(len(sequences[r]), len(layer_ids), hidden, storage) for r in batch),
+                reserve_bytes,
             )
             try:
                 states = capture(model, [sequences[row] for row in batch], layer_ids)
@@ -192,7 +201,7 @@ def extract(
             for future in pending:
                 future.result()
             pending = [
-                writer.submit(_write, folder / file_name(row), state, sequences[row])
+                writer.submit(write, folder / file_name(row), state, sequences[row], storage)
                 for row, state in zip(batch, states, strict=True)
             ]
             count = sum(len(sequences[row]) for row in batch)
@@ -208,24 +217,44 @@ def extract(
 
 
 def read(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """``hidden_states [tokens, n_aux + 1, hidden]`` and ``token_ids [tokens]`` of one file."""
+    """``hidden_states [tokens, n_aux + 1, hidden]`` (bf16, whatever they were stored in) and ``token_ids [tokens]`` of one file."""
+    import torch
+    from hs_connectors.fp8_utils import SCALES_KEY, dequantize_fp8_tensor
     from safetensors.torch import load_file
 
     tensors = load_file(file)
-    return tensors["hidden_states"], tensors["token_ids"]
+    states = tensors["hidden_states"]
+    if SCALES_KEY in tensors:
+        states = dequantize_fp8_tensor(states, tensors[SCALES_KEY], torch.bfloat16)
+    return states, tensors["token_ids"]
+
+
+def write(file: Path, states: torch.Tensor, token_ids: Sequence[int], storage: Storage = "bfloat16") -> None:
+    """One sample's file, in place only when it is whole. float8 as speculators' fp8 backend stores it: a scale for each token."""
+    import torch
+    from safetensors.torch import save_file
+
+    tensors = {"hidden_states": states.contiguous(), "token_ids": torch.tensor(token_ids)}
+    if storage == "float8":
+        from hs_connectors.fp8_utils import SCALES_KEY, quantize_tensor_to_fp8
+
+        tensors["hidden_states"], tensors[SCALES_KEY] = quantize_tensor_to_fp8(states)
+    scratch = file.with_suffix(".partial")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, scratch)
+    scratch.replace(file)
 
 
 def validate(folder: Path, sequences: Sequence[Sequence[int]], rows: Sequence[int] | None = None) -> dict[int, str]:
     """What is wrong with the files of ``sequences`` by row, by speculators' own check (shapes, ids, finite values)."""
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
     from speculators.data_generation.offline import check_hidden_states
 
     wrong = {}
     for row in range(len(sequences)) if rows is None else rows:
         try:
-            check_hidden_states(load_file(folder / file_name(row)), list(sequences[row]))
-        except (OSError, ValueError, SafetensorError) as error:
+            states, ids = read(folder / file_name(row))
+            check_hidden_states({"hidden_states": states, "token_ids": ids}, list(sequences[row]))
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             wrong[row] = f"{file_name(row)}: {error}"
     return wrong
 
@@ -312,15 +341,6 @@ def _is_out_of_memory(error: BaseException) -> bool:
         or "allocate memory" in text
         or "not enough memory" in text
     )
-
-
-def _write(file: Path, states: torch.Tensor, token_ids: Sequence[int]) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    scratch = file.with_suffix(".partial")
-    save_file({"hidden_states": states.contiguous(), "token_ids": torch.tensor(token_ids)}, scratch)
-    scratch.replace(file)
 
 
 def _decoder(model: Any) -> Any:

@@ -81,6 +81,7 @@ class HiddenStates(Notebook):
     token_budget: Positive = 1024
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     engine: Literal["transformers", "vllm"] = "transformers"
+    storage: Literal["bfloat16", "float8"] = "bfloat16"
     compare_engines: Count = 6
     concurrency: Positive = 8
     world_size: Positive = 1

@@ -119,6 +119,7 @@ def config(
             },
             "data": {
                 "data_path": str(dataset),
+                "hidden_states_backend": "fp8",  # the file backend, which also reads states stored as float8
                 "total_seq_len": params.pack_tokens,
                 "train_data_ratio": train_data_ratio,
                 "num_workers": 4 if on_gpu else 0,

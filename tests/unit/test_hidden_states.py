@@ -96,6 +96,42 @@ def test_damaged_files_are_found_dropped_and_made_again(model, sequences, tmp_pa
     assert hidden_states.validate(tmp_path, sequences) == {}
 
 
+def test_float8_takes_half_the_disk_and_its_error_is_small(model, sequences, tmp_path) -> None:
+    for storage in ("bfloat16", "float8"):
+        (tmp_path / storage).mkdir()
+        hidden_states.extract(model, sequences, IDS, tmp_path / storage, token_budget=64, storage=storage)
+        assert hidden_states.validate(tmp_path / storage, sequences) == {}
+        assert (
+            hidden_states.extract(model, sequences, IDS, tmp_path / storage, token_budget=64, storage=storage).skipped
+            == 5
+        )
+        for row, sequence in enumerate(sequences):
+            file = tmp_path / storage / hidden_states.file_name(row)
+            assert file.stat().st_size - hidden_states.sample_bytes(len(sequence), 3, 64, storage) < 400
+    whole, small = (
+        hidden_states.read(tmp_path / s / hidden_states.file_name(4))[0].float() for s in ("bfloat16", "float8")
+    )
+    assert 0 < (whole - small).norm() / whole.norm() < 0.05
+    assert hidden_states.convention(IDS, hidden_states.identify(model, small, sequences[4])) == "input"
+    again = hidden_states.extract(model, sequences, IDS, tmp_path / "float8", token_budget=64)
+    assert again.skipped == 0, "another storage is another file"
+
+
+def test_speculators_own_loader_reads_both_kinds(model, sequences, tmp_path) -> None:
+    from hs_connectors.transfer import FP8Transfer
+
+    hidden_states.extract(model, sequences[:1], IDS, tmp_path, token_budget=64, storage="float8")
+    hidden_states.write(
+        tmp_path / hidden_states.file_name(1),
+        hidden_states.read(tmp_path / hidden_states.file_name(0))[0],
+        sequences[0],
+    )
+    loader = FP8Transfer(tmp_path)
+    small, whole = loader.get_cached(0), loader.get_cached(1)
+    assert torch.equal(small["hidden_states"], whole["hidden_states"])
+    assert small["token_ids"].tolist() == sequences[0]
+
+
 def test_machines_share_the_work_and_meet_nowhere(model, sequences, tmp_path) -> None:
     shares = [range(rank, len(sequences), 2) for rank in range(2)]
     done = [hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=64, rows=share) for share in shares]

@@ -58,6 +58,7 @@ def extract(
     *,
     rows: Sequence[int] | None = None,
     concurrency: int = 8,
+    storage: hidden_states.Storage = "bfloat16",
 ) -> Extraction:
     """Write ``hs_<row>.safetensors`` for every sequence (or those in ``rows``); complete files are skipped.
 
@@ -72,7 +73,7 @@ def extract(
         row
         for row in wanted
         if not hidden_states.is_complete(
-            folder / hidden_states.file_name(row), len(sequences[row]), len(layer_ids), hidden_size
+            folder / hidden_states.file_name(row), len(sequences[row]), len(layer_ids), hidden_size, storage
         )
     ]
     todo.sort(key=lambda row: -len(sequences[row]))  # short ones last: no long one is left to wait for at the end
@@ -103,7 +104,11 @@ def extract(
                     found=found.name if found.exists() else "no file",
                     fix="see the server's log; the server must see the same disk as this process",
                 )
-            found.replace(folder / hidden_states.file_name(row))
+            if storage == "bfloat16":
+                found.replace(folder / hidden_states.file_name(row))
+            else:
+                hidden_states.write(folder / hidden_states.file_name(row), hidden_states.read(found)[0], ids, storage)
+                found.unlink()
             with contextlib.suppress(OSError):
                 found.parent.rmdir()
             bar.step(tokens=len(ids))
