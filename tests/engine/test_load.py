@@ -132,7 +132,7 @@ def test_a_draft_that_breaks_the_engine_at_the_first_request_is_told(pair, base,
         pytest.raises(UserError, match=r"load ladder \(06\)"),
         serve(pair, tmp_path / "log", K, draft) as vllm,
     ):
-        client.complete(vllm, [pair.prompt(0, 6)], max_tokens=16, concurrency=1)
+        client.complete(vllm, [pair.prompt(0, 6)], max_tokens=16, concurrency=1, stall_s=40)
     assert not server.leftovers()
 
 

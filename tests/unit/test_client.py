@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -83,3 +84,31 @@ def test_text_instead_of_ids_is_refused() -> None:
 def test_an_endpoint_that_is_not_there_is_named(address) -> None:
     with pytest.raises(UserError, match="no model at"):
         server.connect(address)
+
+
+def test_a_request_that_is_never_answered_is_given_up() -> None:
+    """What a dead engine behind a living server looks like: the connection is open, and nothing comes."""
+    hang = threading.Event()
+
+    def silent(prompt):
+        hang.wait(30)
+        return 500, {}
+
+    with endpoint(silent) as (address, _):
+        try:
+            with pytest.raises(UserError, match=r"no token for 1 s[\s\S]*load ladder"):
+                client.complete(server.connect(address), [[1]], max_tokens=4, concurrency=1, stall_s=1)
+        finally:
+            hang.set()
+
+
+def test_a_slow_server_that_goes_on_is_not_given_up() -> None:
+    def slow(prompt):
+        time.sleep(0.7)
+        return well(prompt)
+
+    with endpoint(slow) as (address, _):
+        done, _ = client.complete(
+            server.connect(address), [[n] for n in range(4)], max_tokens=4, concurrency=1, stall_s=1.5
+        )
+        assert len(done) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import httpx
 from eaglebook.engine import background
 from eaglebook.engine.server import Server, died
 from eaglebook.errors import UserError
+
+_TOKENS = re.compile(r"^vllm:(?:generation|prompt)_tokens_total\{.*\} .*$", re.M)
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,15 @@ def complete(
     concurrency: int,
     temperature: float = 0.0,
     retries: int = 0,
+    stall_s: float = 300,
     on_completion: Callable[[Completion], None] | None = None,
 ) -> tuple[list[Completion], float]:
     """Completions of ``prompts`` (lists of token ids), at most ``concurrency`` in flight; greedy at temperature 0.
 
     Returns them in the order of the prompts, and the wall seconds. ``on_completion`` sees each as it arrives. Ids
     come back with ``return_token_ids``: nothing is re-tokenised. Several servers take turns, and a request that breaks
-    off is asked ``retries`` times more, each time of the next one. Raises UserError when a prompt is refused or broken off.
+    off is asked ``retries`` times more, each time of the next one. Raises UserError when a prompt is refused or broken off,
+    when a server dies, and when none has done anything for ``stall_s`` seconds: a dead engine can leave a request open.
     """
     pool = [servers] if isinstance(servers, Server) else list(servers)
 
@@ -92,14 +97,41 @@ def complete(
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         async with httpx.AsyncClient(timeout=wait, limits=limits, trust_env=False) as client:
             tasks = [asyncio.ensure_future(one(client, gate, i)) for i in range(len(prompts))]
+            answers = asyncio.gather(*tasks)
+            watch = asyncio.ensure_future(_watch(pool, lambda: sum(task.done() for task in tasks), stall_s))
             try:
-                return await asyncio.gather(*tasks)
+                either: list[asyncio.Future[Any]] = [answers, watch]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not answers.done():
+                    watch.result()  # raises what it found
+                return await answers
             finally:
-                for task in tasks:
+                for task in (*tasks, watch):
                     task.cancel()
 
     began = time.monotonic()
     return background.run(run), time.monotonic() - began
+
+
+async def _watch(servers: Sequence[Server], done: Callable[[], int], stall_s: float) -> None:
+    """Raise when every server is gone, or when neither answers nor tokens have come for ``stall_s`` seconds."""
+    async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
+        seen, since = "", time.monotonic()
+        while True:
+            await asyncio.sleep(min(10.0, stall_s / 4))
+            said, errors = str(done()), []
+            for server in servers:
+                try:
+                    page = await client.get(f"{server.url}/metrics")
+                    said += "".join(_TOKENS.findall(page.text))
+                except httpx.HTTPError as error:
+                    errors.append(died(server, f"{type(error).__name__} {error}".strip()))
+            if len(errors) == len(servers):
+                raise errors[0]
+            if said != seen:
+                seen, since = said, time.monotonic()
+            elif time.monotonic() - since > stall_s:
+                raise died(servers[0], f"no token for {stall_s:g} s")
 
 
 def _completion(index: int, answer: dict[str, Any], seconds: float) -> Completion:
