@@ -71,6 +71,7 @@ class Responses(Notebook):
     retries: Count = 2
     max_truncated_share: Annotated[float, Field(ge=0, le=1)] = 1.0
     concurrency: Positive = 64
+    tensor_parallel_size: Positive = 1
     kv_cache_gb: Annotated[float, Field(gt=0)] = 2.0
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     startup_timeout_s: Positive = 300
@@ -83,10 +84,12 @@ class HiddenStates(Notebook):
     engine: Literal["transformers", "vllm"] = "transformers"
     storage: Literal["bfloat16", "float8"] = "bfloat16"
     compare_engines: Count = 6
+    endpoints: list[str] = []
     concurrency: Positive = 8
     world_size: Positive = 1
     rank: Count = 0
     foreign_states: str = ""
+    tensor_parallel_size: Positive = 1
     kv_cache_gb: Annotated[float, Field(gt=0)] = 2.0
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     startup_timeout_s: Positive = 300
@@ -162,6 +165,7 @@ class Serve(Notebook):
     speed_new_tokens: Annotated[int, Field(ge=8)] = 64
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     offline_check: bool = True
+    tensor_parallel_size: Positive = 1
     kv_cache_gb: Annotated[float, Field(gt=0)] = 1.0
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     startup_timeout_s: Positive = 300

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -117,3 +118,15 @@ def test_a_server_that_never_answers_is_ended(tmp_path, monkeypatch) -> None:
     ):
         pass
     assert gone(int((tmp_path / "pid").read_text()))
+
+
+def test_the_command_line_says_what_was_asked_and_nothing_else(tmp_path) -> None:
+    plain = server.command(tmp_path, port=1, max_model_len=8, max_num_seqs=1, kv_cache_bytes=1)
+    assert not {"--tensor-parallel-size", "--speculative-config", "--trust-remote-code"} & set(plain)
+    wide = server.command(
+        tmp_path, port=1, max_model_len=8, max_num_seqs=1, kv_cache_bytes=1, tensor_parallel_size=8, draft=tmp_path,
+        num_speculative_tokens=3, measured=True,
+    )  # fmt: skip
+    assert wide[wide.index("--tensor-parallel-size") + 1] == "8"
+    assert json.loads(wide[wide.index("--speculative-config") + 1])["method"] == "eagle3"
+    assert wide[wide.index("--per-request-spec-decode-metrics") + 1] == "detailed"

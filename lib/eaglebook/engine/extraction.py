@@ -54,7 +54,7 @@ def extract(
     layer_ids: Sequence[int],
     hidden_size: int,
     folder: Path,
-    scratch: Path,
+    scratch: Path | None,
     *,
     rows: Sequence[int] | None = None,
     concurrency: int = 8,
@@ -62,8 +62,9 @@ def extract(
 ) -> Extraction:
     """Write ``hs_<row>.safetensors`` for every sequence (or those in ``rows``); complete files are skipped.
 
-    ``scratch`` is where the servers write, on the disk of ``folder``. Several servers share the work. A request that
-    fails is tried again, on the next server. Raises UserError when one fails for good, or a file is not what was asked.
+    ``scratch`` is where the servers write, on the disk of ``folder``; it is removed at the end, None leaves it alone.
+    Several servers share the work. A request that fails is tried again, on the next server. Raises UserError when one
+    fails for good, or a file is not what was asked.
     """
     import openai
     from speculators.data_generation.vllm_client import generate_hidden_states_async, wait_for_lock_async
@@ -130,7 +131,8 @@ def extract(
         if todo:
             background.run(everything)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
     tokens, seconds = sum(len(sequences[row]) for row in todo), time.monotonic() - began
     bar.close()
     return Extraction(len(wanted), len(wanted) - len(todo), tokens, seconds, 0.0)

@@ -65,6 +65,7 @@ def command(
     dtype: str = "bfloat16",
     eager: bool = True,
     trust_remote_code: bool = False,
+    tensor_parallel_size: int = 1,
     draft: Path | None = None,
     num_speculative_tokens: int = 0,
     measured: bool = False,
@@ -106,6 +107,7 @@ def command(
     # (0.32 v1/worker/utils.py, request_memory), as it is beside another server.
     argv += ["--gpu-memory-utilization", "0.01"] if machine.accelerator() else []
     argv += ["--trust-remote-code"] if trust_remote_code else []
+    argv += ["--tensor-parallel-size", str(tensor_parallel_size)] if tensor_parallel_size > 1 else []
     argv += ["--enable-per-request-metrics", "--no-enable-prefix-caching"] if measured else []
     argv += ["--per-request-spec-decode-metrics", "detailed"] if measured and draft is not None else []
     if draft is not None:
