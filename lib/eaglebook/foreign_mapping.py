@@ -105,8 +105,7 @@ def _tensors(file: Path) -> dict[str, Any]:
         from safetensors import safe_open
 
         with safe_open(file, "np") as opened:
-            names = [n for n in opened.keys() if n.split(".")[-1] in ("d2t", "t2d", "draft_id_to_target_id")]  # noqa: SIM118
-            found = {n: opened.get_tensor(n) for n in names}
+            found = {n: opened.get_tensor(n) for n in opened.keys() if _plain(n)}  # noqa: SIM118
     else:
         import torch
 
@@ -118,9 +117,9 @@ def _tensors(file: Path) -> dict[str, Any]:
         found = {
             str(n): t.numpy() for n, t in saved.items() if isinstance(t, torch.Tensor) and t.dtype != torch.bfloat16
         }
-    plain = {name.split(".")[-1]: array for name, array in found.items()}
-    return {
-        ("d2t" if n == "draft_id_to_target_id" else n): a
-        for n, a in plain.items()
-        if n in ("d2t", "t2d", "draft_id_to_target_id")
-    }
+    return {_plain(name): array for name, array in found.items() if _plain(name)}
+
+
+def _plain(name: str) -> str:
+    """The name of a mapping's half without what stands before it, "" for any other tensor."""
+    return {"d2t": "d2t", "t2d": "t2d", "draft_id_to_target_id": "d2t"}.get(name.rpartition(".")[2], "")

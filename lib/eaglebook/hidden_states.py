@@ -83,6 +83,22 @@ def is_complete(file: Path, tokens: int, num_aux: int, hidden_size: int, storage
     )
 
 
+def missing(
+    folder: Path,
+    sequences: Sequence[Sequence[int]],
+    rows: Sequence[int],
+    num_aux: int,
+    hidden_size: int,
+    storage: Storage = "bfloat16",
+) -> list[int]:
+    """Those of ``rows`` whose file is not there whole."""
+    return [
+        row
+        for row in rows
+        if not is_complete(folder / file_name(row), len(sequences[row]), num_aux, hidden_size, storage)
+    ]
+
+
 def capture(model: Any, sequences: Sequence[Sequence[int]], layer_ids: Sequence[int]) -> list[torch.Tensor]:
     """Hidden states of each sequence, ``[tokens, len(layer_ids) + 1, hidden]``, bf16, on the CPU.
 
@@ -164,11 +180,7 @@ def extract(
 
     hidden = _decoder(model).norm.weight.shape[0]
     wanted = range(len(sequences)) if rows is None else rows
-    todo = [
-        row
-        for row in wanted
-        if not is_complete(folder / file_name(row), len(sequences[row]), len(layer_ids), hidden, storage)
-    ]
+    todo = missing(folder, sequences, wanted, len(layer_ids), hidden, storage)
     bar = progress.Progress("hidden states", len(wanted), start=len(wanted) - len(todo), unit="conversations")
     computed = tokens = 0
     began = time.monotonic()

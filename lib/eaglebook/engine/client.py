@@ -125,9 +125,9 @@ async def _watch(servers: Sequence[Server], done: Callable[[], int], stall_s: fl
                     page = await client.get(f"{server.url}/metrics")
                     said += "".join(_TOKENS.findall(page.text))
                 except httpx.HTTPError as error:
-                    errors.append(died(server, f"{type(error).__name__} {error}".strip()))
+                    errors.append(f"{type(error).__name__} {error}".strip())
             if len(errors) == len(servers):
-                raise errors[0]
+                raise died(servers[0], errors[0])
             if said != seen:
                 seen, since = said, time.monotonic()
             elif time.monotonic() - since > stall_s:

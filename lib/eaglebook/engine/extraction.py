@@ -70,13 +70,7 @@ def extract(
     from speculators.data_generation.vllm_client import generate_hidden_states_async, wait_for_lock_async
 
     wanted = range(len(sequences)) if rows is None else rows
-    todo = [
-        row
-        for row in wanted
-        if not hidden_states.is_complete(
-            folder / hidden_states.file_name(row), len(sequences[row]), len(layer_ids), hidden_size, storage
-        )
-    ]
+    todo = hidden_states.missing(folder, sequences, wanted, len(layer_ids), hidden_size, storage)
     todo.sort(key=lambda row: -len(sequences[row]))  # short ones last: no long one is left to wait for at the end
     bar = Progress("hidden states", len(wanted), start=len(wanted) - len(todo), unit="conversations")
 

@@ -111,11 +111,11 @@ def _nested(copy: Copy, layer: dict[str, Any] | None = None, **top: Any) -> None
     }  # fmt: skip
 
 
-def _swap_states(copy: Copy) -> None:
-    """A trainer that concatenated the states as [third, second, first] and said so: vLLM sorts the ids all the same."""
-    fc = copy.tensors["fc.weight"].reshape(H, 3, H)
-    copy.tensors["fc.weight"] = fc[:, ::-1].reshape(H, 3 * H)
-    copy.ids(AUX_IDS[::-1], ids_mean="input")
+def swap_states(copy: Copy) -> None:
+    """A trainer that concatenated the states in the opposite order and said so: vLLM sorts the ids all the same."""
+    fc, ids = copy.tensors["fc.weight"], copy.config[IDS]
+    copy.tensors["fc.weight"] = fc.reshape(len(fc), len(ids), -1)[:, ::-1].reshape(fc.shape)
+    copy.ids(ids[::-1], ids_mean="input")
 
 
 def _targets(copy: Copy) -> np.ndarray:
@@ -157,7 +157,7 @@ def _left_out(folder: Path) -> None:
     _index(folder)
 
 
-def _without(name: str) -> Callable[[Copy], object]:
+def without(name: str) -> Callable[[Copy], object]:
     return lambda copy: copy.drop(name)
 
 
@@ -228,7 +228,7 @@ def _faults() -> list[Fault]:
     f("d2t under model.", "tensor-prefixed", lambda c: c.rename("d2t", "model.d2t"))
     group = "aux ids"
     f("ids one less", "aux-ids-count-outputs", lambda c: c.ids([i - 1 for i in AUX_IDS]))
-    f("ids in another order", "aux-ids-unsorted", _swap_states)
+    f("ids in another order", "aux-ids-unsorted", swap_states)
     f("ids left out", "aux-ids-missing", lambda c: c.ids(None), ids=(1, 3, 6))
     f("ids under layer_ids", "aux-ids-wrong-key", lambda c: c.ids(None, layer_ids=[1, 3, 6]), ids=(1, 3, 6))
     f("ids only in eagle_config", "aux-ids-nested-only", lambda c: c.set(**{IDS: None}), ids=(1, 3, 6), harmless=True)
@@ -283,7 +283,7 @@ def _faults() -> list[Fault]:
         f"{L}self_attn.v_proj",
         f"{L}self_attn.o_proj",
     ):
-        f(f"no {part.removeprefix(L)}", "tensor-missing", _without(f"{part}.weight"))
+        f(f"no {part.removeprefix(L)}", "tensor-missing", without(f"{part}.weight"))
     f(
         "no input_layernorm", "tensor-missing", lambda c: c.drop(f"{L}input_layernorm.weight"), harmless=True
     )  # it is ones

@@ -16,7 +16,7 @@ from eaglebook.acceptance import Acceptance
 from eaglebook.checkpoint import headers, inspection
 from eaglebook.checkpoint.headers import Tensor
 from eaglebook.engine import trial
-from eaglebook.faults.library import IDS, Copy
+from eaglebook.faults.library import IDS, Copy, swap_states, without
 
 L = "layers.0."
 
@@ -60,8 +60,9 @@ def judge(
     """Serve the draft as it is, then with each fault that applies to it, greedily, beside its real verifier."""
     names, folders = ["as it is"], [draft]
     codes: list[tuple[str, ...]] = [()]
+    whole = copy_of(draft)
     for number, fault in enumerate(faults):
-        copy = copy_of(draft)
+        copy = Copy(dict(whole.config), dict(whole.tensors))
         if fault.applies(copy):
             fault.change(copy)
             folders.append(copy.write(scratch / f"{number}"))
@@ -87,12 +88,6 @@ def _array(tensor: Tensor) -> np.ndarray:
     return np.frombuffer(data, kinds[tensor.dtype]).reshape(shape)
 
 
-def _swap_states(copy: Copy) -> None:
-    fc, ids = copy.tensors["fc.weight"], copy.config[IDS]
-    copy.tensors["fc.weight"] = fc.reshape(len(fc), len(ids), -1)[:, ::-1].reshape(fc.shape)
-    copy.ids(ids[::-1], ids_mean="input")
-
-
 def _strange_embedding(copy: Copy) -> None:
     shape = copy.config["vocab_size"], copy.config["hidden_size"]
     copy.tensors["embed_tokens.weight"] = np.random.default_rng(1).normal(scale=0.1, size=shape)
@@ -110,23 +105,19 @@ def _halved(key: str) -> Callable[[Copy], object]:
     return lambda copy: copy.set(**{key: copy.config[key] // 2})
 
 
-def _without(name: str) -> Callable[[Copy], object]:
-    return lambda copy: copy.drop(name)
-
-
 FAULTS: list[Fault] = [
     Fault("ids one less", ("aux-ids-count-outputs", "aux-ids-reading-unknown"), (IDS,), lambda c: c.ids([i - 1 for i in c.config[IDS]])),
-    Fault("states in another order", ("aux-ids-unsorted",), (IDS, "fc.weight"), _swap_states),
-    Fault("no hidden_norm", ("tensor-missing",), (f"{L}hidden_norm.weight",), _without(f"{L}hidden_norm.weight")),
+    Fault("states in another order", ("aux-ids-unsorted",), (IDS, "fc.weight"), swap_states),
+    Fault("no hidden_norm", ("tensor-missing",), (f"{L}hidden_norm.weight",), without(f"{L}hidden_norm.weight")),
     Fault("rope left out", ("rope-implicit",), (), lambda c: c.set(rope_theta=None, rope_parameters=None, rope_scaling=None)),
     Fault("one kv head", ("kv-heads-mismatch",), ("num_key_value_heads",), lambda c: c.set(num_key_value_heads=1)),
-    Fault("d2t missing", ("d2t-missing",), ("d2t",), _without("d2t")),
-    Fault("no v_proj", ("tensor-missing",), (f"{L}self_attn.v_proj.weight",), _without(f"{L}self_attn.v_proj.weight")),
+    Fault("d2t missing", ("d2t-missing",), ("d2t",), without("d2t")),
+    Fault("no v_proj", ("tensor-missing",), (f"{L}self_attn.v_proj.weight",), without(f"{L}self_attn.v_proj.weight")),
     Fault("head_dim halved", ("head-dim-mismatch",), ("head_dim",), _halved("head_dim")),
-    Fault("no norm", ("tensor-missing",), ("norm.weight",), _without("norm.weight")),
+    Fault("no norm", ("tensor-missing",), ("norm.weight",), without("norm.weight")),
     Fault("an embedding of its own", ("embed-differs",), ("vocab_size", "hidden_size"), _strange_embedding),
     Fault("d2t moved by one row", ("d2t-t2d-disagree",), ("d2t", "t2d", "vocab_size"), _moved_map),
     Fault("inner size halved", ("intermediate-size-mismatch",), ("intermediate_size",), _halved("intermediate_size")),
-    Fault("no lm_head", ("lm-head-missing",), ("lm_head.weight", "d2t"), _without("lm_head.weight")),
+    Fault("no lm_head", ("lm-head-missing",), ("lm_head.weight", "d2t"), without("lm_head.weight")),
     Fault("a length of 64", ("max-positions-short",), (), lambda c: c.set(max_position_embeddings=64)),
 ]  # fmt: skip
