@@ -52,7 +52,7 @@ def scrub(text: str) -> str:
         text = text.replace(base, name)
     if len(str(Path.home())) > 1:
         text = text.replace(str(Path.home()), "~")
-    text = re.sub(r"/tmp/[^\s'\":,)]*", "<tmp>", text)
+    text = re.sub(r"/tmp/[^\s'\"\\:,)]*", "<tmp>", text)  # a backslash ends it: in JSON it belongs to what follows
     host, user = socket.gethostname(), ""
     with contextlib.suppress(KeyError, OSError):  # a uid without a name, in a container
         user = getpass.getuser()

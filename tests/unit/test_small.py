@@ -9,7 +9,7 @@ import shutil
 import nbformat
 import pytest
 import torch
-from eaglebook import machine, manifests, parity, plan, progress, report, verifier
+from eaglebook import machine, manifests, parity, paths, plan, progress, report, verifier
 from eaglebook.acceptance import Acceptance
 from eaglebook.engine import counters
 from eaglebook.errors import UserError
@@ -183,3 +183,9 @@ def test_progress_speaks_by_time_and_tells_the_runner(tmp_path, monkeypatch, cap
     bar.close()
     assert len(capsys.readouterr().out.splitlines()) == 1
     assert json.loads((tmp_path / "p").read_text())["line"].startswith("work 1000/1000 items")
+
+
+def test_scrubbing_leaves_json_as_json() -> None:
+    """A notebook is scrubbed as text: a path in a string of a cell's source stands before an escaped quote."""
+    cell = json.dumps({"source": ['foreign_mapping = "/tmp/mine.pt"\n', "x = '/tmp/a'"]})
+    assert json.loads(paths.scrub(cell)) == {"source": ['foreign_mapping = "<tmp>"\n', "x = '<tmp>'"]}
