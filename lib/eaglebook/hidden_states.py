@@ -103,9 +103,11 @@ def capture(model: Any, sequences: Sequence[Sequence[int]], layer_ids: Sequence[
     """Hidden states of each sequence, ``[tokens, len(layer_ids) + 1, hidden]``, bf16, on the CPU.
 
     ``layer_ids`` are strictly ascending and below the number of layers; the last slot is the pre-norm output of the
-    last layer. Sequences of different lengths are padded on the right, where a causal model cannot see it.
+    last layer. Sequences of different lengths are padded on the right, where a causal model cannot see it: no mask is needed.
     """
     import torch
+
+    from eaglebook import attention
 
     decoder = _decoder(model)
     layers = decoder.layers
@@ -119,10 +121,8 @@ def capture(model: Any, sequences: Sequence[Sequence[int]], layer_ids: Sequence[
     device = next(model.parameters()).device
     lengths = [len(sequence) for sequence in sequences]
     ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
-    mask = torch.zeros_like(ids)
     for row, sequence in enumerate(sequences):
         ids[row, : len(sequence)] = torch.tensor(sequence)
-        mask[row, : len(sequence)] = 1
     out = torch.empty(*ids.shape, len(layer_ids) + 1, decoder.norm.weight.shape[0], dtype=torch.bfloat16, device=device)
 
     def entering(slot: int) -> Any:
@@ -139,9 +139,8 @@ def capture(model: Any, sequences: Sequence[Sequence[int]], layer_ids: Sequence[
     ]
     handles.append(layers[-1].register_forward_hook(leaving))
     try:
-        with torch.inference_mode():
-            uniform = min(lengths) == max(lengths)
-            decoder(input_ids=ids.to(device), attention_mask=None if uniform else mask.to(device), use_cache=False)
+        with torch.inference_mode(), attention.by_blocks(model):
+            decoder(input_ids=ids.to(device), use_cache=False)
     finally:
         for handle in handles:
             handle.remove()

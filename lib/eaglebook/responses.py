@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -62,19 +63,21 @@ def encode(
     """Render, drop what must not be trained on, split. Returns the prompts and the counts of what was kept out.
 
     ``every_turn``: only the first question is rendered, the others follow in `converse`; else all turns, with the answers
-    that the row gives. Kept out: repeats (case and white space aside) and prompts over ``max_prompt_tokens``. The split is
+    that the row gives. Kept out: repeats, near repeats (case, white space and forms of a letter aside) and
+    prompts over ``max_prompt_tokens``. The split is
     by conversation and by content: a hash of the rendered prompt orders them, the first ``held_out_fraction`` are held
     out, so adding prompts moves few others across.
     """
     kept: list[Encoded] = []
     seen: set[str] = set()
-    out = {"repeated": 0, "too_long": 0}
+    out = {"repeated": 0, "nearly_repeated": 0, "too_long": 0}
     for prompt in prompts:
-        text = "\n".join(f"{m['role']}: {' '.join(m['content'].casefold().split())}" for m in prompt.messages)
-        if text in seen:
-            out["repeated"] += 1
+        exact = "\n".join(f"{m['role']}: {m['content']}" for m in prompt.messages)
+        alike = " ".join(unicodedata.normalize("NFKC", exact).casefold().split())
+        if exact in seen or alike in seen:
+            out["repeated" if exact in seen else "nearly_repeated"] += 1
             continue
-        seen.add(text)
+        seen |= {exact, alike}
         ends = _turn_ends(prompt)
         turn = 0 if every_turn else len(ends) - 1
         messages = prompt.messages[: ends[turn]]
@@ -87,7 +90,7 @@ def encode(
         raise UserError(
             "no prompt is left to answer",
             expected=f"prompts of at most {max_prompt_tokens} tokens",
-            found=f"{out['too_long']} longer, {out['repeated']} repeated",
+            found=f"{out['too_long']} longer, {out['repeated'] + out['nearly_repeated']} repeated",
             fix="raise max_prompt_tokens or give other prompts",
         )
     order = sorted(kept, key=lambda e: hashlib.sha256(f"{seed} {e.prompt_ids}".encode()).digest())

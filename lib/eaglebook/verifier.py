@@ -168,13 +168,24 @@ def load_tokenizer(verifier: Verifier, *, trust_remote_code: bool = False) -> An
 def load_model(verifier: Verifier, *, dtype: str = "bfloat16", trust_remote_code: bool = False) -> Any:
     """The verifier as a transformers model in eval mode. Refuses missing weights (they would be random)."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV3Config
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as WITH_IMAGES
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # two lines of a bar in every report
-    load: Any = AutoModelForCausalLM
+    if json.loads((verifier.path / "config.json").read_text()).get("model_type") == "kimi_k2":
+        # No class of this name in transformers 5.19, and DeepSeek-V3's packs the experts only under its own type: by
+        # any other they stay random, without an error.
+        config = DeepseekV3Config.from_pretrained(verifier.path)
+        config.model_type = "deepseek_v3"
+    else:
+        config = AutoConfig.from_pretrained(verifier.path, trust_remote_code=trust_remote_code)
+    nested_only = config.model_type not in CAUSAL and config.model_type in WITH_IMAGES
+    load: Any = AutoModelForImageTextToText if nested_only else AutoModelForCausalLM
     model, info = load.from_pretrained(
         verifier.path,
+        config=config,
         dtype=getattr(torch, dtype),
         trust_remote_code=trust_remote_code,
         output_loading_info=True,

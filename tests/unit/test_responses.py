@@ -26,17 +26,19 @@ def encode(prompts, tokenizer, limit=64, seed=0, **how):
 
 
 def test_long_and_repeated_prompts_are_kept_out_and_counted(tokenizer) -> None:
-    asked = [prompt("a", "w5 w6"), prompt("b", "W5   w6"), prompt("c", "w7 " * 200), prompt("d", "w8")]
+    asked = [prompt("a", "w5 w6"), prompt("b", "W5   w6"), prompt("c", "w7 " * 200), prompt("d", "w8"),
+             prompt("e", "W5   w6"), prompt("f", "w5 w6"), prompt("g", "ｗ８")]  # fmt: skip
     kept, out = encode(asked, tokenizer)
     assert [e.id for e in kept] == ["a", "d"]
-    assert out == {"repeated": 1, "too_long": 1}
+    assert out == {"repeated": 1, "nearly_repeated": 3, "too_long": 1}
 
 
 def test_what_differs_is_no_repeat(tokenizer) -> None:
     system = [{"role": "system", "content": "w9"}, {"role": "user", "content": "w5"}]
     asked = [prompt("a", "你好"), prompt("b", "谢谢"), prompt("c", "2+3"), prompt("d", "2*3"), prompt("e", "w5"),
              Prompt("f", "all", system)]  # fmt: skip
-    assert encode(asked, tokenizer)[1]["repeated"] == 0
+    out = encode(asked, tokenizer)[1]
+    assert (out["repeated"], out["nearly_repeated"]) == (0, 0)
 
 
 class Answers:
