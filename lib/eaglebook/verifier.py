@@ -177,7 +177,7 @@ def load_model(verifier: Verifier, *, dtype: str = "bfloat16", trust_remote_code
     if json.loads((verifier.path / "config.json").read_text()).get("model_type") == "kimi_k2":
         # No class of this name in transformers 5.19, and DeepSeek-V3's packs the experts only under its own type: by
         # any other they stay random, without an error.
-        config = DeepseekV3Config.from_pretrained(verifier.path)
+        config: Any = DeepseekV3Config.from_pretrained(verifier.path)
         config.model_type = "deepseek_v3"
     else:
         config = AutoConfig.from_pretrained(verifier.path, trust_remote_code=trust_remote_code)
