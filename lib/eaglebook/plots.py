@@ -92,6 +92,23 @@ def training(steps: Sequence[Mapping[str, float]], epochs: Sequence[Mapping[str,
     return figure
 
 
+def over_samples(lengths: Mapping[str, Sequence[tuple[float, float]]], distinct: int) -> Figure:
+    """Mean acceptance length against conversations seen, a line a set; dashed where the first epoch ends."""
+    figure, axis = _axes()
+    for colour, (name, points) in zip(CYCLE, lengths.items(), strict=False):
+        x, y = zip(*points, strict=True)
+        axis.plot(x, y, "o-", color=colour, label=name.replace("_", " "))
+        axis.annotate(
+            f"{y[-1]:.2f}", (x[-1], y[-1]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8
+        )
+    axis.axvline(distinct, color="grey", linestyle="--", linewidth=1)
+    axis.set(
+        xlabel="conversations seen, repetitions counted", ylabel="mean acceptance length, as served", ylim=(1, None)
+    )
+    axis.legend(frameon=False)
+    return figure
+
+
 def position_rates(by_source: Mapping[str, Sequence[float]]) -> Figure:
     """Acceptance rate per draft position, one group of bars per source."""
     figure, axis = _axes()

@@ -20,7 +20,7 @@ from eaglebook.engine.server import Server
 from eaglebook.errors import UserError
 from eaglebook.prompts import Prompt
 
-TRAIN, HELD_OUT = "train", "held_out"
+TRAIN, HELD_OUT, BENCHMARK = "train", "held_out", "benchmark"  # in this order in the file
 
 
 @dataclass(frozen=True)

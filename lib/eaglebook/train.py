@@ -9,30 +9,49 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
-from eaglebook import guard, machine, paths, progress
+from eaglebook import guard, machine, paths, progress, train_watch
+from eaglebook.checkpoint import headers
 from eaglebook.engine.server import tail
 from eaglebook.errors import UserError
 from eaglebook.params import Train
-from eaglebook.responses import TRAIN, Conversation
-from eaglebook.verifier import Verifier
+from eaglebook.responses import BENCHMARK, HELD_OUT, TRAIN, Conversation
+from eaglebook.train_worker import Job
+from eaglebook.verifier import Verifier, load_head, load_tensor
+
+SMALLEST_PACK = 64  # tokens
 
 
 @dataclass(frozen=True)
 class Curves:
-    """What training reported. ``steps``: one dict a step; ``epochs``: one dict a validation."""
+    """What training reported. ``steps``: one dict a step; ``epochs``: one a validation; ``points``: one a measured acceptance,
+    with the epochs passed by then in ``passes`` and what `acceptance.Acceptance.summary` says by split."""
 
     steps: list[dict[str, float]]
     epochs: list[dict[str, float]]
+    points: list[dict[str, Any]] = field(default_factory=list)
+    stopped_early: bool = False
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The epoch, from 0, after which acceptance on held-out conversations was largest."""
+        ends = {
+            round(at["passes"]) - 1: at[HELD_OUT]["mean_acceptance_length"]
+            for at in self.points
+            if at["passes"] % 1 == 0
+        }
+        return max((e for e in sorted(ends) if e >= 0), key=lambda e: ends[e], default=None)
 
     @property
     def tokens_per_s(self) -> float:
@@ -63,10 +82,12 @@ def write_dataset(conversations: Sequence[Conversation], folder: Path) -> float:
     """Write the data set speculators reads (row i has ``hs_<i>.safetensors``). Returns its ``train_data_ratio``.
 
     The library splits by row: the first share trains, the rest validates. The rows are in that order already, and the
-    ratio is chosen so that rounding cannot move one. Raises UserError without rows on both sides.
+    ratio is chosen so that rounding cannot move one. Benchmark conversations come last and are left out. Raises
+    UserError without rows on both sides.
     """
     import datasets
 
+    conversations = [c for c in conversations if c.split != BENCHMARK]
     train = sum(c.split == TRAIN for c in conversations)
     if not 0 < train < len(conversations) or any(c.split != TRAIN for c in conversations[:train]):
         raise UserError(
@@ -104,7 +125,7 @@ def config(
                 "trust_remote_code": params.trust_remote_code,
             },
             "draft": {
-                "num_layers": 1,
+                **_shape(params, verifier, save_path.parent),
                 "draft_vocab_size": draft_vocab_size,
                 "target_layer_ids": list(aux_hidden_state_layer_ids),
                 "d2t_path": str(mapping / "d2t.npy"),  # explicit: a cached pair of another run is never picked up
@@ -113,7 +134,6 @@ def config(
                 "norm_before_fc": params.norm_before_fc,
                 "norm_output": params.norm_output,
                 "fc_norm": params.fc_norm,
-                "full_attention_indices": [0],  # the default slides every draft layer over 2048 tokens
                 "draft_attn_impl": "simple_flex_attention" if on_gpu else "sdpa",
                 "mask_token_id": 0,  # unused by EAGLE-3; without it a processor is loaded
             },
@@ -139,21 +159,82 @@ def config(
     }
 
 
-def run(config: dict[str, Any], folder: Path, params: Train) -> Curves:
+def _shape(params: Train, verifier: Verifier, folder: Path) -> dict[str, Any]:
+    """Where the draft's layer comes from: a draft to continue, a geometry of one's own, or the verifier's."""
+    if params.continue_from:
+        return {"from_pretrained": str(paths.resolve(params.continue_from))}
+    like_verifier = {"num_layers": 1, "full_attention_indices": [0]}  # the default slides every layer over 2048 tokens
+    wanted = {
+        "num_attention_heads": params.draft_heads, "num_key_value_heads": params.draft_kv_heads,
+        "head_dim": params.draft_head_dim, "intermediate_size": params.draft_intermediate_size,
+    }  # fmt: skip
+    if not any(wanted.values()):
+        return like_verifier
+    from speculators.train.cli import create_transformer_layer_config
+
+    layer = create_transformer_layer_config(
+        str(verifier.path), 1, "llama", "silu", 2048, [0], trust_remote_code=params.trust_remote_code
+    )
+    for key, value in wanted.items():
+        if value:
+            setattr(layer, key, value)
+    if layer.num_attention_heads % layer.num_key_value_heads:
+        raise UserError(
+            "the draft's heads do not divide into groups",
+            expected="draft_heads a multiple of draft_kv_heads",
+            found=f"{layer.num_attention_heads} and {layer.num_key_value_heads}",
+            fix="change one of them in the params file",
+        )
+    file = folder / "draft_config.json"
+    file.write_text(json.dumps(layer.to_dict(), indent=1))
+    return {"draft_config": str(file)}
+
+
+def run(config: dict[str, Any], folder: Path, params: Train, conversations: Path | None = None) -> Curves:
     """Train in a process of its own, show its progress, return its curves.
 
-    Resumes from the newest checkpoint in the save path. Raises UserError with the log's tail when the process fails, or
-    when it ends well but cannot have learnt anything.
+    ``conversations``: the file of 01; acceptance on those not trained on is measured on the way (`train_watch`). Resumes
+    from the newest checkpoint in the save path; a pack that does not fit into memory is halved. Raises UserError with the
+    log's tail when the process fails, when another run's checkpoints lie in the save path, or when it ends well but
+    cannot have learnt anything.
     """
-    file, log, metrics = folder / "train.yaml", folder / "train.log", folder / "metrics.jsonl"
-    file.write_text(yaml.safe_dump(config, sort_keys=False))
-    discard_unfinished(Path(config["train"]["trainer"]["save_path"]), read(metrics))
-    argv = [sys.executable, "-m", "eaglebook.train_worker", str(file), "--metrics", str(metrics)]
-    argv += ["--threads", str(params.threads)] if params.threads else []
-    argv += ["--warm-start", params.verifier_name_or_path] if params.warm_start else []
-    argv += ["--train-lm-head"] if params.train_lm_head else []
-    began = time.monotonic()
+    metrics, began = folder / "metrics.jsonl", time.monotonic()
+    save_path = Path(config["train"]["trainer"]["save_path"])
+    refuse_another_run(config, folder, save_path)
+    job = Job(
+        config=folder / "train.yaml", metrics=metrics, train_lm_head=params.train_lm_head, threads=params.threads,
+        warm_start=params.verifier_name_or_path if params.warm_start and not params.continue_from else "",
+        stock=params.stock_trainer, conversations=conversations, evaluated=params.evaluated_conversations,
+        states=Path(config["train"]["backend"]["hidden_states_path"]), patience=params.patience,
+        least_start=1.02 if params.continue_from else 0.0,
+    )  # fmt: skip
+    (folder / "job.json").write_text(job.model_dump_json(indent=1))
+    while True:
+        job.config.write_text(yaml.safe_dump(config, sort_keys=False))
+        discard_unfinished(save_path, read(metrics))
+        code, said = _process(folder, params, began)
+        pack_tokens = config["train"]["data"]["total_seq_len"]
+        if code and ran_out_of_memory(code, said) and pack_tokens >= 2 * SMALLEST_PACK:
+            config["train"]["data"]["total_seq_len"] = pack_tokens // 2
+            print(f"out of memory: packs of {pack_tokens // 2} tokens from the last checkpoint on", flush=True)
+            continue
+        break
+    if code:
+        raise UserError(
+            f"training ended with code {code}",
+            found=f"the end of {paths.show(folder / 'train.log')}:\n{said}",
+            fix="read the last error above; a rerun goes on from the last checkpoint",
+        )
+    curves = read(metrics)
+    refuse_nothing_learnt(curves, params.epochs)
+    return curves
+
+
+def _process(folder: Path, params: Train, began: float) -> tuple[int, str]:
+    """One training process, watched to its end: its exit code and the end of its log."""
+    log, metrics = folder / "train.log", folder / "metrics.jsonl"
     with log.open("ab") as stream:
+        argv = [sys.executable, "-m", "eaglebook.train_worker", str(folder / "job.json")]
         process = guard.start(argv, stdout=stream, stderr=subprocess.STDOUT)
         try:
             said = 0.0
@@ -172,15 +253,42 @@ def run(config: dict[str, Any], folder: Path, params: Train) -> Curves:
                     )
         finally:
             guard.stop(process)
-    if process.returncode:
+    return process.returncode, tail(log)
+
+
+def ran_out_of_memory(code: int, said: str) -> bool:
+    """Whether a process ended for want of memory: torch says it, or the kernel killed it without a word."""
+    return code == -signal.SIGKILL or any(
+        words in said for words in ("out of memory", "OutOfMemoryError", "can't allocate memory", "not enough memory")
+    )
+
+
+def refuse_another_run(config: dict[str, Any], folder: Path, save_path: Path) -> None:
+    """The library resumes from any checkpoint it finds, of whatever data or flags. Raises UserError when those differ."""
+    file = folder / "train.yaml"
+    if not file.is_file() or not any(d.name.isdigit() for d in save_path.glob("*")):
+        return
+    free = {"epochs", "total_seq_len", "save_path", "num_workers", "data_path", "log_freq"}
+
+    def binding(groups: dict[str, Any]) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for key, value in groups["train"].items():
+            flat |= (
+                {f"{key}.{k}": v for k, v in value.items() if k not in free}
+                if isinstance(value, dict)
+                else {key: value}
+            )
+        return flat
+
+    before, now = binding(yaml.safe_load(file.read_text())), binding(config)
+    other = [key for key in sorted(before | now) if before.get(key) != now.get(key)]
+    if other:
         raise UserError(
-            f"training ended with code {process.returncode}",
-            found=f"the end of {paths.show(log)}:\n{tail(log)}",
-            fix="read the last error above; a rerun goes on from the last checkpoint",
+            f"{paths.show(save_path)} holds checkpoints of another training",
+            expected="; ".join(f"{key} {now.get(key)}" for key in other[:3]),
+            found="; ".join(f"{key} {before.get(key)}" for key in other[:3]),
+            fix="eaglebook run --stage 04_train --force",
         )
-    curves = read(metrics)
-    refuse_nothing_learnt(curves, params.epochs)
-    return curves
 
 
 def discard_unfinished(save_path: Path, curves: Curves) -> None:
@@ -206,6 +314,8 @@ def read(file: Path) -> Curves:
     """The curves of a ``metrics.jsonl``. A torn last line is left out; of repeated steps (after a resume) the last counts."""
     steps: dict[int, dict[str, float]] = {}
     epochs: dict[int, dict[str, float]] = {}
+    points: dict[float, dict[str, Any]] = {}
+    stopped = False
     for line in file.read_text().splitlines() if file.exists() else ():
         try:
             row = json.loads(line)
@@ -222,7 +332,17 @@ def read(file: Path) -> Curves:
         elif "val" in row:
             values = {key.removesuffix("_epoch"): value for key, value in row["val"].items()}
             epochs[row["epoch"]] = {"epoch": row["epoch"], **values}
-    return Curves([steps[k] for k in sorted(steps)], [epochs[k] for k in sorted(epochs)])
+        elif "acceptance" in row:
+            passes = row["epoch"] + row["share"]
+            points[passes] = {"passes": passes, **row["acceptance"]}
+        elif "stopped_early" in row:
+            stopped = True
+    ordered = (
+        [steps[k] for k in sorted(steps)],
+        [epochs[k] for k in sorted(epochs)],
+        [points[k] for k in sorted(points)],
+    )
+    return Curves(*ordered, stopped_early=stopped)
 
 
 def refuse_nothing_learnt(curves: Curves, epochs: int) -> None:
@@ -234,7 +354,7 @@ def refuse_nothing_learnt(curves: Curves, epochs: int) -> None:
         reasons.append("samples were dropped (error_records above 0)")
     if any(not 0 < step["loss"] < float("inf") for step in curves.steps):
         reasons.append("a loss was 0, infinite or not a number")
-    if len(curves.epochs) < epochs:
+    if len(curves.epochs) < epochs and not curves.stopped_early:
         reasons.append(f"{len(curves.epochs)} of {epochs} validations were reported")
     if reasons:
         raise UserError(
@@ -244,17 +364,44 @@ def refuse_nothing_learnt(curves: Curves, epochs: int) -> None:
         )
 
 
-def last_checkpoint(save_path: Path) -> Path:
-    """The newest whole checkpoint. Raises UserError when there is none."""
-    numbered = sorted((d for d in save_path.glob("*") if d.is_dir() and d.name.isdigit()), key=lambda d: int(d.name))
-    whole = [d for d in numbered if (d / "model.safetensors").exists() and (d / "config.json").exists()]
-    if not whole:
+def best_checkpoint(save_path: Path) -> Path:
+    """The whole checkpoint that accepted most on held-out conversations. Raises UserError when there is none."""
+    best = train_watch.best_epoch(save_path)
+    folder = save_path / str(best)
+    if best is None or not all((folder / name).is_file() for name in ("model.safetensors", "config.json")):
         raise UserError(
             f"no checkpoint in {paths.show(save_path)}",
-            expected="a numbered folder with config.json and model.safetensors",
+            expected="a numbered folder with config.json, model.safetensors and its measured acceptance",
             fix="run 04_train",
         )
-    return whole[-1]
+    return folder
+
+
+def changed_frozen(checkpoint: Path, verifier: Verifier, d2t: np.ndarray, params: Train) -> list[str]:
+    """Which frozen tensors of a checkpoint are no longer the verifier's, to the bit: its embedding, the head's rows."""
+    import torch
+    from safetensors.torch import load_file
+
+    stored, rows = load_file(checkpoint / "model.safetensors"), torch.from_numpy(d2t + np.arange(len(d2t)))
+    expected = {"embed_tokens.weight": load_tensor(verifier, verifier.embed_key)}
+    if not params.train_lm_head and not params.continue_from:
+        expected["lm_head.weight"] = load_head(verifier)[rows]
+    return [
+        name
+        for name, tensor in expected.items()
+        if name in stored and not torch.equal(stored[name], tensor.to(stored[name].dtype))
+    ]
+
+
+def mapping_of(draft: Path) -> np.ndarray | None:
+    """The ``d2t`` in a draft's folder; None when it says every token of the verifier."""
+    from safetensors import safe_open
+
+    listed = headers.read_folder(draft)
+    if "d2t" not in listed or (file := listed["d2t"].file) is None:
+        return None
+    with safe_open(file, framework="numpy") as tensors:
+        return np.asarray(tensors.get_tensor("d2t"))
 
 
 def _line(curves: Curves, seconds: float) -> str:

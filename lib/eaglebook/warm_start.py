@@ -17,7 +17,9 @@ from eaglebook.verifier import Verifier
 def from_verifier(draft: Any, verifier: Verifier) -> int:
     """Copy the verifier's last layer into a fresh ``Eagle3DraftModel``. Returns the number of tensors copied.
 
-    Only tensors whose shapes agree are copied (a draft with other heads or another MLP keeps its random ones).
+    A draft with more heads or a wider MLP begins as the same function: what is added keeps its random input side, and its
+    output side is zero. Where that is not possible (fewer of either, another head size, latent attention) a tensor keeps
+    its noise.
     """
     from safetensors import safe_open
 
@@ -33,34 +35,53 @@ def from_verifier(draft: Any, verifier: Verifier) -> int:
         with safe_open(names[name].file, framework="pt") as file:
             return file.get_tensor(name).float()
 
-    layer, hidden = draft.layers[0], verifier.hidden_size
-    pairs = [
+    layer, hidden, copied = draft.layers[0], verifier.hidden_size, 0
+    attention, mlp = layer.self_attn, layer.mlp
+    norms = [
         (draft.norm.weight, f"{prefix}norm.weight"),
         (layer.hidden_norm.weight, f"{last}input_layernorm.weight"),
         (layer.post_attention_layernorm.weight, f"{last}post_attention_layernorm.weight"),
-        (layer.self_attn.o_proj.weight, f"{last}self_attn.o_proj.weight"),
-        (layer.mlp.gate_proj.weight, f"{last}mlp.gate_proj.weight"),
-        (layer.mlp.up_proj.weight, f"{last}mlp.up_proj.weight"),
-        (layer.mlp.down_proj.weight, f"{last}mlp.down_proj.weight"),
     ]
-    copied = 0
     with torch.no_grad():
-        for parameter, name in pairs:
-            value = stored(name)
-            if value is not None and value.shape == parameter.shape:
-                parameter.copy_(value)
-                copied += 1
-        for part in "qkv":
-            parameter = getattr(layer.self_attn, f"{part}_proj").weight
-            value = stored(f"{last}self_attn.{part}_proj.weight")
-            if value is not None and value.shape == (parameter.shape[0], hidden) == (
-                *parameter.shape[:1],
-                parameter.shape[1] // 2,
-            ):
-                parameter[:, hidden:] = value
-                copied += 1
+        for parameter, name in norms:
+            copied += _put(parameter, stored(name))
+        wider = [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        gate = stored(f"{last}mlp.gate_proj.weight")
+        if gate is not None and gate.shape[0] <= mlp.gate_proj.weight.shape[0]:
+            mlp.down_proj.weight.zero_()
+            for part, module in zip(("gate", "up", "down"), wider, strict=True):
+                copied += _put(module.weight, stored(f"{last}mlp.{part}_proj.weight"))
+        q, k, v, o = (stored(f"{last}self_attn.{part}_proj.weight") for part in "qkvo")
+        if q is not None and k is not None and v is not None and o is not None:
+            heads, kv_heads = q.shape[0] // attention.head_dim, k.shape[0] // attention.head_dim
+            chosen = _kv_sources(heads, kv_heads, draft.config.transformer_layer_config)
+            if chosen and verifier.head_dim == attention.head_dim and q.shape[1] == hidden:
+                attention.o_proj.weight.zero_()
+                copied += _put(attention.q_proj.weight[:, hidden:], q) + _put(attention.o_proj.weight, o)
+                for module, weight in ((attention.k_proj, k), (attention.v_proj, v)):
+                    by_head = weight.view(kv_heads, attention.head_dim, hidden)[chosen].flatten(0, 1)
+                    copied += _put(module.weight[:, hidden:], by_head)
         if draft.fc.weight.shape[1] % hidden == 0 and draft.fc.weight.shape[0] == hidden:
             draft.fc.weight.zero_()
             draft.fc.weight[:, -hidden:] = torch.eye(hidden)
             copied += 1
     return copied
+
+
+def _put(target: torch.Tensor, value: torch.Tensor | None) -> int:
+    """Copy into the leading rows and columns; 1 if there was something to copy that fits."""
+    if value is None or any(n > m for n, m in zip(value.shape, target.shape, strict=True)):
+        return 0
+    target[tuple(slice(n) for n in value.shape)].copy_(value)
+    return 1
+
+
+def _kv_sources(heads: int, kv_heads: int, config: Any) -> list[int]:
+    """Which of the verifier's key-value heads each leading one of the draft's is, so that every query head meets its own.
+
+    Empty when the draft shares its key-value heads in a way that no copy can follow.
+    """
+    share, own_share = heads // kv_heads, config.num_attention_heads // config.num_key_value_heads
+    if config.num_attention_heads < heads or share % own_share:
+        return []
+    return [first // share for first in range(0, heads, own_share)]

@@ -44,6 +44,8 @@ def test_all_right_gives_k_plus_one_and_all_wrong_gives_one(correct) -> None:
 class Echo:
     """A draft that knows the sequence: step k at row t guesses token t + 2 + k, except where told to be wrong."""
 
+    fc = torch.nn.Linear(1, 1)  # says where a draft computes
+
     def __init__(self, ids: list[int], d2t: torch.Tensor | None, wrong: set[tuple[int, int]] = frozenset()) -> None:
         self.ids, self.d2t, self.wrong = ids, d2t, wrong
 
@@ -82,3 +84,32 @@ def test_a_token_outside_the_draft_vocabulary_is_a_miss() -> None:
     d2t = torch.tensor([20, 20, 21, 21])  # 20, 21, 23, 24: the draft cannot say 22
     correct = correct_tokens(Echo(IDS, d2t), STATES, IDS, MASK, 1)
     assert correct == [[True], [False], [True], [True]]
+
+
+def test_when_sampling_the_overlap_of_both_decides() -> None:
+    """Three tokens by hand: the verifier says p, the draft knows two of them and says q; the chance is sum(min(p, q))."""
+    from eaglebook.acceptance import expected_when_sampling
+
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.9, 0.1])
+
+    class Draft(Echo):
+        lm_head = torch.nn.Identity()
+
+        @staticmethod
+        def verifier_norm(states):
+            return states
+
+        def __call__(self, features, input_ids, document_ids, position_ids, ttt_steps):
+            for _ in range(ttt_steps):
+                self.lm_head(q.log().expand(1, input_ids.shape[1], 2))
+            return super().__call__(features, input_ids, document_ids, position_ids, ttt_steps)
+
+    ids, mask = [0, 0, 2, 0, 2, 0], [0, 0, 1, 1, 1, 1]
+    states = torch.zeros(6, 4, 2)
+    states[:, -1] = torch.tensor([1.0, 0.0])  # the head's first column is all that counts
+    head = torch.stack([p.log(), torch.zeros(3)], dim=1)
+    rates = expected_when_sampling(Draft(ids, torch.tensor([0, 1])), head, [(states, ids, mask)], 2)
+    # its two tokens are 0 and 2 of the verifier's, 0.3 of which lie on a token the draft cannot say
+    overlap = min(0.5, 0.9) + min(0.2, 0.1)
+    # three starts; the last has no second token left
+    assert rates == pytest.approx([overlap, overlap**2 * 2 / 3], abs=1e-5)

@@ -13,10 +13,22 @@ import time
 import pytest
 import torch
 import yaml
-from eaglebook import acceptance, guard, hidden_states, train, verifier, vocab
+from eaglebook import (
+    acceptance,
+    guard,
+    hidden_states,
+    responses,
+    train,
+    train_inputs,
+    train_watch,
+    verifier,
+    vocab,
+    warm_start,
+)
 from eaglebook.errors import UserError
 from eaglebook.params import Train
 from eaglebook.responses import HELD_OUT, TRAIN, Conversation
+from eaglebook.train_worker import Job
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +58,7 @@ def job(tiny_verifier, tmp_path_factory):
     hidden_states.extract(model, [c.input_ids for c in rows], IDS, folder / "hs", token_budget=512)
     vocab.save(folder, *vocab.build(vocab.count(rows), 100, found.vocab_size))
     ratio = train.write_dataset(rows, folder / "dataset")
+    responses.write(folder / "conversations.jsonl", rows)
     params = Train(epochs=2, pack_tokens=128, verifier_name_or_path=str(tiny_verifier), threads=1, timeout_s=200)
 
     def config(save_path, params=params):
@@ -74,11 +87,16 @@ def test_the_librarys_own_parser_takes_the_config(job, tmp_path) -> None:
 @pytest.mark.timeout(300)
 def test_it_trains_for_real_and_leaves_the_verifiers_parts_alone(job, tmp_path) -> None:
     config, params, found, rows, folder = job
-    curves = train.run(config(tmp_path / "checkpoints"), tmp_path, params)
+    file = folder / "conversations.jsonl"
+    curves = train.run(config(tmp_path / "checkpoints"), tmp_path, params, file)
     assert len(curves.epochs) == 2
     assert curves.steps[-1]["loss"] < curves.steps[0]["loss"]
-    checkpoint = train.last_checkpoint(tmp_path / "checkpoints")
-    assert checkpoint.name == "1"
+    assert all(0 < step["grad_norm"] < 1000 for step in curves.steps)
+    checkpoint = train.best_checkpoint(tmp_path / "checkpoints")
+    assert checkpoint.name == str(curves.best_epoch)
+    assert not train.changed_frozen(checkpoint, found, vocab.load(folder)[0], params)
+    assert curves.points[0]["passes"] == 0
+    assert [at["passes"] for at in curves.points][-2:] == [1, 2]
     draft = acceptance.load_draft(checkpoint, found.path)
     model = verifier.load_model(found, dtype="float32")
     kept = torch.from_numpy(vocab.target_ids(vocab.load(folder)[0]))
@@ -90,9 +108,12 @@ def test_it_trains_for_real_and_leaves_the_verifiers_parts_alone(job, tmp_path) 
     ]
     result = acceptance.evaluate(draft, samples, 3)
     assert result["every_position"].drafts == 4 * 24
+    measured = curves.points[curves.best_epoch - 2]["held_out"]  # on the way, in the training process
+    assert measured["drafts"] == result["as_served"].drafts
+    assert measured["mean_acceptance_length"] == pytest.approx(result["as_served"].mean_acceptance_length, abs=0.05)
     # a second call resumes behind the last epoch: nothing is trained twice, the curves are the same
     before = hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest()
-    again = train.run(config(tmp_path / "checkpoints"), tmp_path, params)
+    again = train.run(config(tmp_path / "checkpoints"), tmp_path, params, file)
     assert again.steps == curves.steps
     assert hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest() == before
 
@@ -103,7 +124,8 @@ def test_a_stopped_training_says_so_and_the_next_one_goes_on(job, tmp_path) -> N
     longer = params.model_copy(update={"epochs": 200})
     file, metrics = tmp_path / "train.yaml", tmp_path / "metrics.jsonl"
     file.write_text(yaml.safe_dump(config(tmp_path / "checkpoints", longer)))
-    argv = [sys.executable, "-m", "eaglebook.train_worker", str(file), "--metrics", str(metrics), "--threads", "1"]
+    (tmp_path / "job.json").write_text(Job(config=file, metrics=metrics, threads=1).model_dump_json())
+    argv = [sys.executable, "-m", "eaglebook.train_worker", str(tmp_path / "job.json")]
     process = guard.start(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while len(train.read(metrics).epochs) < 2:
@@ -125,6 +147,127 @@ def test_a_stopped_training_says_so_and_the_next_one_goes_on(job, tmp_path) -> N
     assert [e["epoch"] for e in curves.epochs] == list(range(done + 1))
 
 
+@pytest.mark.timeout(300)
+def test_the_faster_path_reaches_the_stock_paths_loss(job, tmp_path) -> None:
+    config, params, *_ = job
+    losses = {}
+    for stock in (False, True):
+        chosen = params.model_copy(update={"stock_trainer": stock})
+        curves = train.run(config(tmp_path / str(stock)), make(tmp_path / f"of {stock}"), chosen)
+        losses[stock] = [step["loss"] for step in curves.steps]
+    assert losses[False] == pytest.approx(losses[True], rel=0.02)
+
+
+def make(folder):
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.timeout(200)
+def test_another_runs_checkpoints_are_not_gone_on_from(job, tmp_path) -> None:
+    config, params, *_ = job
+    shorter = params.model_copy(update={"epochs": 1})
+    train.run(config(tmp_path / "checkpoints", shorter), tmp_path, shorter)
+    other = shorter.model_copy(update={"norm_output": True})
+    with pytest.raises(UserError, match="another training") as error:
+        train.run(config(tmp_path / "checkpoints", other), tmp_path, other)
+    assert "draft.norm_output True" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "expected"),
+    [
+        (-9, "", True),
+        (1, "torch.OutOfMemoryError: CUDA out of memory", True),
+        (1, "KeyError: 'x'", False),
+        (0, "", False),
+    ],
+)
+def test_out_of_memory_is_told_from_other_ends(code, said, expected) -> None:
+    assert train.ran_out_of_memory(code, said) is expected
+
+
+def test_out_of_memory_halves_the_pack_and_goes_on(job, tmp_path, monkeypatch) -> None:
+    config, params, *_ = job
+    tried = []
+
+    def process(folder, params, began):
+        tried.append(yaml.safe_load((folder / "train.yaml").read_text())["train"]["data"]["total_seq_len"])
+        return (1, "out of memory") if len(tried) < 5 else (0, "")
+
+    monkeypatch.setattr(train, "_process", process)
+    with pytest.raises(UserError, match="ended with code 1"):  # 128 tokens, then 64, and no smaller
+        train.run(config(tmp_path / "checkpoints"), tmp_path, params)
+    assert tried == [128, 64]
+
+
+def test_checkpoints_are_pruned_to_the_best_and_the_last(tmp_path) -> None:
+    for epoch, length in enumerate([1.2, 1.5, 1.4, 1.5]):
+        (tmp_path / str(epoch)).mkdir()
+        (tmp_path / f"epoch{epoch}_end").symlink_to(str(epoch))
+        record = {"held_out": {"mean_acceptance_length": length}}
+        (tmp_path / str(epoch) / train_watch.RECORD).write_text(json.dumps(record))
+    assert train_watch.best_epoch(tmp_path) == 1, "the earlier of two equal ones"
+    train_watch.prune(tmp_path, keep={1, 3})
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["1", "3", "epoch1_end", "epoch3_end"]
+
+
+def test_what_is_watched_is_never_trained_on(tmp_path) -> None:
+    rows = conversations(20, 6)
+    chosen = train_watch.choose(rows, tmp_path, 4)
+    assert set(chosen) == {HELD_OUT}
+    assert [c.id for _, c in chosen[HELD_OUT]] == ["c14", "c16", "c18"]
+    assert chosen[HELD_OUT][0][0].name == "hs_14.safetensors"
+
+
+def test_inputs_that_belong_together_pass_and_each_fault_is_named(job, tmp_path) -> None:
+    _, params, found, rows, folder = job
+    d2t, t2d = vocab.load(folder)
+    index = {"rows": [c.id for c in rows], "verifier": found.name, "aux_hidden_state_layer_ids": IDS}
+
+    def failed(states=folder / "hs", index=index, d2t=d2t, t2d=t2d, rows=rows, params=params) -> list[str]:
+        return [n for n, (ok, _) in train_inputs.checks(params, found, rows, states, index, d2t, t2d).items() if not ok]
+
+    assert failed() == []
+    assert failed(index=index | {"rows": index["rows"][::-1]}) == ["02 has the rows of 01, in order"]
+    assert failed(index=index | {"verifier": "other"}) == ["02 was made from this verifier"]
+    assert (
+        failed(index=index | {"aux_hidden_state_layer_ids": [2, 4]})[0]
+        == "the files hold these aux ids of this verifier"
+    )
+    assert failed(index=index | {"aux_hidden_state_layer_ids": [4, 2, 5]}) == ["the ids are of this verifier"]
+    assert failed(t2d=t2d[:-1]) != []
+    assert failed(d2t=d2t[::-1].copy()) == ["the mapping is whole"]
+    assert failed(states=make(tmp_path / "none"))[0] == "every conversation has its hidden states"
+    assert "every token is of this verifier" in failed(
+        rows=[dataclasses.replace(rows[0], input_ids=[999] * 31), *rows[1:]]
+    )
+    assert failed(params=params.model_copy(update={"continue_from": str(folder)})) == ["the draft to continue fits"]
+
+
+def test_states_that_are_not_numbers_are_seen_before_training(job, tmp_path) -> None:
+    _, params, found, rows, folder = job
+    states = make(tmp_path / "hs")
+    for file in (folder / "hs").iterdir():
+        (states / file.name).symlink_to(file)
+    broken, ids = hidden_states.read(folder / "hs/hs_0.safetensors")
+    broken[3, 1, 7] = float("nan")
+    (states / "hs_0.safetensors").unlink()
+    hidden_states.write(states / "hs_0.safetensors", broken, ids.tolist())
+    index = {"rows": [c.id for c in rows], "verifier": found.name, "aux_hidden_state_layer_ids": IDS}
+    found_out = train_inputs.checks(params, found, rows, states, index, *vocab.load(folder))
+    assert [name for name, (ok, _) in found_out.items() if not ok] == [
+        "their numbers are finite and their tokens the conversations'"
+    ]
+
+
+def test_hidden_states_are_deleted_on_request_alone(tmp_path) -> None:
+    states = make(tmp_path / "hs")
+    (states / "hs_0.safetensors").write_bytes(b"x" * 1000)
+    assert "1 files" in train_inputs.delete(states)
+    assert not states.exists()
+
+
 @pytest.mark.timeout(200)
 def test_a_missing_hidden_state_stops_the_training(job, tmp_path) -> None:
     config, params, *_ = job
@@ -143,24 +286,78 @@ def test_what_a_pack_cuts_off_is_counted_and_nothing_left_is_refused() -> None:
         train.clipped(rows, 5)
 
 
-def test_the_warm_start_copies_the_verifiers_last_layer(job, tmp_path) -> None:
-    from eaglebook import warm_start
+def fresh_draft(job, **geometry):
     from speculators.models.eagle3 import Eagle3DraftModel
     from speculators.train.cli import create_transformer_layer_config
 
     _, _, found, _, folder = job
     d2t, t2d = vocab.load(folder)
-    draft = Eagle3DraftModel.from_training_args(
-        create_transformer_layer_config(str(found.path), 1, "llama", "silu", 2048, [0]),
-        t2d=torch.from_numpy(t2d), d2t=torch.from_numpy(d2t), draft_vocab_size=100, norm_before_residual=False,
+    layer = create_transformer_layer_config(str(found.path), 1, "llama", "silu", 2048, [0])
+    for key, value in geometry.items():
+        setattr(layer, key, value)
+    return Eagle3DraftModel.from_training_args(
+        layer, t2d=torch.from_numpy(t2d), d2t=torch.from_numpy(d2t), draft_vocab_size=100, norm_before_residual=False,
         verifier_name_or_path=str(found.path), ttt_steps=3, target_layer_ids=IDS, draft_attn_impl="sdpa",
     )  # fmt: skip
+
+
+def test_the_warm_start_copies_the_verifiers_last_layer(job) -> None:
+    found, draft = job[2], fresh_draft(job)
     assert warm_start.from_verifier(draft, found) == 11
     last = verifier.load_model(found, dtype="float32").model.layers[-1]
     assert torch.equal(draft.layers[0].self_attn.v_proj.weight[:, 64:], last.self_attn.v_proj.weight)
     assert torch.equal(draft.layers[0].mlp.down_proj.weight, last.mlp.down_proj.weight)
     assert torch.equal(draft.fc.weight[:, -64:], torch.eye(64))
     assert not draft.fc.weight[:, :-64].any()
+
+
+@pytest.mark.parametrize(
+    "larger",
+    [
+        {"num_key_value_heads": 4},
+        {"num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 128},
+        {"num_attention_heads": 6, "num_key_value_heads": 3},
+    ],
+)
+def test_a_larger_draft_starts_as_the_same_function(job, larger) -> None:
+    outputs = []
+    for geometry in ({}, larger):
+        draft = fresh_draft(job, **geometry).eval()
+        assert warm_start.from_verifier(draft, job[2]) == 11
+        for module in (
+            draft.layers[0].self_attn.q_proj,
+            draft.layers[0].self_attn.k_proj,
+            draft.layers[0].self_attn.v_proj,
+        ):
+            torch.nn.init.zeros_(module.weight[:, :64].data)  # the embedding's half is noise: left out
+        logits = []
+        draft.lm_head.register_forward_hook(lambda module, args, out, kept=logits: kept.append(out))
+        features = torch.randn(1, 9, 3 * 64, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            draft(features, torch.arange(9)[None], torch.zeros(1, 9, dtype=torch.long), ttt_steps=2)
+        outputs.append(torch.cat(logits))
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-3, atol=1e-4)
+
+
+def test_a_draft_too_small_for_the_verifiers_heads_keeps_its_noise(job) -> None:
+    draft = fresh_draft(job, num_attention_heads=2, num_key_value_heads=2, intermediate_size=32)
+    before = draft.layers[0].self_attn.q_proj.weight.clone()
+    assert warm_start.from_verifier(draft, job[2]) == 4  # the norms and fc
+    assert torch.equal(draft.layers[0].self_attn.q_proj.weight, before)
+
+
+def test_a_geometry_of_ones_own_is_what_is_trained(job, tmp_path) -> None:
+    from speculators.train.cli import load_draft_transformer_layer_config
+
+    config, params, found, *_ = job
+    wide = params.model_copy(update={"draft_heads": 8, "draft_kv_heads": 4, "draft_intermediate_size": 160})
+    made = config(tmp_path / "checkpoints", wide)["train"]["draft"]
+    assert "num_layers" not in made
+    layer = load_draft_transformer_layer_config(made["draft_config"], str(found.path))
+    assert (layer.num_attention_heads, layer.num_key_value_heads, layer.head_dim) == (8, 4, 32)
+    assert (layer.intermediate_size, layer.num_hidden_layers, layer.hidden_size) == (160, 1, 64)
+    with pytest.raises(UserError, match="do not divide"):
+        config(tmp_path / "checkpoints", params.model_copy(update={"draft_heads": 5}))
 
 
 def test_the_split_needs_both_sides_in_order(tmp_path) -> None:

@@ -43,11 +43,13 @@ def complete(
     max_tokens: int,
     concurrency: int,
     temperature: float = 0.0,
+    seeds: Sequence[int] = (),
     retries: int = 0,
     stall_s: float = 300,
     on_completion: Callable[[Completion], None] | None = None,
 ) -> tuple[list[Completion], float]:
-    """Completions of ``prompts`` (lists of token ids), at most ``concurrency`` in flight; greedy at temperature 0.
+    """Completions of ``prompts`` (lists of token ids), at most ``concurrency`` in flight; greedy at temperature 0,
+    above it with ``seeds``, one a prompt, where sampling shall be repeatable.
 
     Returns them in the order of the prompts, and the wall seconds. ``on_completion`` sees each as it arrives. Ids
     come back with ``return_token_ids``: nothing is re-tokenised. Several servers take turns, and a request that breaks
@@ -65,6 +67,7 @@ def complete(
                 "temperature": temperature,
                 "repetition_penalty": 1.0,  # the model's own generation_config must not change what greedy means
                 "return_token_ids": True,
+                **({"seed": seeds[index]} if seeds else {}),
             }
             for attempt in range(retries + 1):
                 server = pool[(index + attempt) % len(pool)]

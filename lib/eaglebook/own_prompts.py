@@ -1,0 +1,61 @@
+"""Questions that the verifier writes itself: shown its chat template up to where a user would speak, it speaks as one.
+
+A source that never runs out and needs no network (Xu et al. 2024, "Magpie"). Sampled at temperature 1, since greedy text would
+be one question; the answers to them are greedy again, as all others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eaglebook.engine import client
+from eaglebook.engine.server import Server
+from eaglebook.errors import UserError
+from eaglebook.prompts import Prompt
+
+LONGEST = 128  # tokens of a question; what has not ended by then is no question
+_MARK = "\u241f\u241e"  # no user writes this
+
+
+def opening(tokenizer: Any) -> list[int]:
+    """The ids of the chat template up to the first word of a user.
+
+    Raises UserError for a template that changes what users say, which hides the place.
+    """
+    text = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}], tokenize=False)
+    before, mark, _ = text.partition(_MARK)
+    if not mark:
+        raise UserError(
+            "the chat template hides where a user's words begin",
+            expected="the words as they are, behind a marker",
+            found=text[:80],
+            fix="own_questions: 0, and a prompt_source",
+        )
+    return list(tokenizer.encode(before, add_special_tokens=False))
+
+
+def ask(
+    servers: Sequence[Server], tokenizer: Any, count: int, *, end_ids: set[int], concurrency: int, seed: int,
+    say: Callable[[client.Completion], None] | None = None,
+) -> list[Prompt]:  # fmt: skip
+    """``count`` questions from the verifier, those left out that did not end by themselves or say next to nothing."""
+    start = opening(tokenizer)
+    seeds = random.Random(seed)
+    answers, _ = client.complete(
+        servers, [start] * count, max_tokens=LONGEST, concurrency=concurrency, temperature=1.0,
+        seeds=[seeds.randrange(2**31) for _ in range(count)], retries=2, on_completion=say,
+    )  # fmt: skip
+    return keep(tokenizer, answers, end_ids)
+
+
+def keep(tokenizer: Any, answers: Sequence[client.Completion], end_ids: set[int]) -> list[Prompt]:
+    """The questions among what was said: ended by an end token, at least three words."""
+    questions = []
+    for number, answer in enumerate(answers):
+        ended = answer.finish_reason == "stop" or (answer.token_ids and answer.token_ids[-1] in end_ids)
+        text = tokenizer.decode([t for t in answer.token_ids if t not in end_ids], skip_special_tokens=True).strip()
+        if ended and len(text.split()) >= 3:
+            questions.append(Prompt(f"own-{number:06d}", "own", [{"role": "user", "content": text}]))
+    return questions
