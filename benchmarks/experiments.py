@@ -23,7 +23,7 @@ from eaglebook import hidden_states, responses, train, verifier, vocab
 from eaglebook.params import Train
 
 BASE: dict[str, Any] = dict(
-    optimizer="muon", learning_rate=3.0e-3, epochs=1, pack_tokens=512, evaluated_conversations=0, _ids=[2, 15, 27]
+    optimizer="muon", learning_rate=3.0e-3, epochs=1, pack_tokens=512, evaluated_conversations=0, _ids=[15, 22, 29]
 )
 # name: parameters of 04, and with a leading underscore what is no parameter (see `prepare`).
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -34,12 +34,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "muon, 3 Newton-Schulz steps": dict(_optimizer=dict(muon_ns_steps=3)),
     "packs of 256": dict(pack_tokens=256),
     "packs of 1024": dict(pack_tokens=1024),
-    "noise instead of warm start": dict(warm_start=False),
+    "start: noise": dict(warm_start="noise"),
+    "start: copy of the last layer": dict(warm_start="copy"),
+    "start: copy, ids 2, 15, 27": dict(warm_start="copy", _ids=[2, 15, 27]),
     "9 key-value heads": dict(draft_kv_heads=9),
     "18 heads, 18 key-value heads": dict(draft_heads=18, draft_kv_heads=18),
     "9 key-value heads, MLP of 3072": dict(draft_kv_heads=9, draft_intermediate_size=3072),
     "ids 2, 15, 29": dict(_ids=[2, 15, 29]),
-    "ids 15, 22, 29": dict(_ids=[15, 22, 29]),
+    "ids 2, 15, 27": dict(_ids=[2, 15, 27]),
     "ids 8, 19, 28": dict(_ids=[8, 19, 28]),
     "ids 11, 22, 27, 29": dict(_ids=[11, 22, 27, 29]),
     "head trained": dict(train_lm_head=True),

@@ -127,7 +127,7 @@ class Train(Notebook):
     norm_before_fc: bool = False
     norm_output: bool = False
     fc_norm: bool = False
-    warm_start: bool = True
+    warm_start: Literal["noise", "copy", "fit"] = "fit"
     train_lm_head: bool = False
     draft_heads: Count = 0
     draft_kv_heads: Count = 0

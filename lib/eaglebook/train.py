@@ -31,6 +31,7 @@ from eaglebook.train_worker import Job
 from eaglebook.verifier import Verifier, load_head, load_tensor
 
 SMALLEST_PACK = 64  # tokens
+_FITTED = 500  # conversations: their tokens outnumber the columns of fc by far
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,8 @@ def run(config: dict[str, Any], folder: Path, params: Train, conversations: Path
     refuse_another_run(config, folder, save_path)
     job = Job(
         config=folder / "train.yaml", metrics=metrics, train_lm_head=params.train_lm_head, threads=params.threads,
-        warm_start=params.verifier_name_or_path if params.warm_start and not params.continue_from else "",
+        warm_start="" if params.warm_start == "noise" or params.continue_from else params.verifier_name_or_path,
+        fitted=_FITTED if params.warm_start == "fit" else 0,
         stock=params.stock_trainer, conversations=conversations, evaluated=params.evaluated_conversations,
         states=Path(config["train"]["backend"]["hidden_states_path"]), patience=params.patience,
         least_start=1.02 if params.continue_from else 0.0,

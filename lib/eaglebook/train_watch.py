@@ -10,13 +10,16 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eaglebook import acceptance, hidden_states, responses
 from eaglebook.acceptance import Acceptance
 from eaglebook.responses import Conversation
+
+if TYPE_CHECKING:
+    import torch
 
 RECORD = "acceptance.json"  # in every checkpoint's folder
 FIRST_EPOCH_POINTS = 4  # the curve over samples has its steepest part here
@@ -126,6 +129,13 @@ def choose(conversations: list[Conversation], states: Path, count: int) -> dict[
         if conversation.split != responses.TRAIN:
             rows.setdefault(conversation.split, []).append((states / hidden_states.file_name(row), conversation))
     return {split: some[:: -(-len(some) // count)] if count else some for split, some in rows.items()}
+
+
+def training_states(conversations: Path, states: Path, count: int) -> Iterator[torch.Tensor]:
+    """Hidden states of at most ``count`` conversations that are trained on, evenly spread."""
+    rows = [row for row, c in enumerate(responses.read(conversations)) if c.split == responses.TRAIN]
+    for row in rows[:: -(-len(rows) // count)]:
+        yield hidden_states.read(states / hidden_states.file_name(row))[0]
 
 
 def measure(trainer: Any, samples: dict[str, list[Sample]], positions: int) -> dict[str, Acceptance]:

@@ -22,6 +22,7 @@ class Job(BaseModel):
     config: Path  # of speculators' TrainConfig
     metrics: Path
     warm_start: str = ""  # the verifier whose last layer the draft starts from, "" for noise
+    fitted: int = 0  # training conversations that its fc is fitted on, 0 for the plain copy
     train_lm_head: bool = False
     threads: int = 0
     stock: bool = False  # leave the library's CPU path as it is
@@ -89,6 +90,8 @@ def main(argv: list[str]) -> int:
             from eaglebook import verifier, warm_start
 
             warm_start.from_verifier(model, verifier.resolve(job.warm_start))
+            if job.fitted and job.conversations and job.states:
+                warm_start.fit(model, train_watch.training_states(job.conversations, job.states, job.fitted))
         model.lm_head.weight.requires_grad_(job.train_lm_head)
         if fast:
             cpu_training.prepare(model)

@@ -1,12 +1,15 @@
 """Start the draft from the verifier instead of from noise.
 
-The draft's one decoder layer continues where the highest captured layer stopped. So: ``fc`` passes that state through,
-the decoder layer, its norms and the final norm are the verifier's last ones, and the half of q/k/v that reads the next
-token's embedding keeps its random start. Everything is trained from there.
+The draft's one decoder layer continues where the highest captured layer stopped. So the decoder layer, its norms and the final
+norm are the verifier's last ones, ``fc`` passes that state through, and the half of q/k/v that reads the next token's embedding
+keeps its random start. That is the verifier's guess of a token which is known already. What the draft needs is the state *one
+position on*, and the best linear guess of it has a closed form: `fit` solves it over the training conversations in seconds, and
+the draft accepts something before its first step. Everything is trained from there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -66,6 +69,25 @@ def from_verifier(draft: Any, verifier: Verifier) -> int:
             draft.fc.weight[:, -hidden:] = torch.eye(hidden)
             copied += 1
     return copied
+
+
+def fit(draft: Any, samples: Iterable[torch.Tensor], ridge: float = 1e-2) -> None:
+    """Set ``fc`` to the ridge regression from a position's captured states to the highest of them one position on.
+
+    ``samples``: hidden states ``[tokens, n_aux + 1, hidden]`` of training conversations, as stored by 02. Float64 sums of
+    ``(n_aux × hidden)²`` numbers. A draft that normalises its states before ``fc`` keeps what it had.
+    """
+    if draft.input_norm is not None or draft.fc_norm is not None:
+        return
+    hidden, wide = draft.fc.weight.shape
+    gram, cross = torch.zeros(wide, wide, dtype=torch.float64), torch.zeros(wide, hidden, dtype=torch.float64)
+    for states in samples:
+        now, following = states[1:-1, :-1].flatten(1).float(), states[2:, -2].float()  # the first state is out of scale
+        gram += (now.T @ now).double()
+        cross += (now.T @ following).double()
+    gram += ridge * gram.diagonal().mean() * torch.eye(wide, dtype=torch.float64)
+    with torch.no_grad():
+        draft.fc.weight.copy_(torch.linalg.solve(gram, cross).T)
 
 
 def _put(target: torch.Tensor, value: torch.Tensor | None) -> int:

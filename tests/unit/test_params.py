@@ -74,7 +74,7 @@ def write(tmp_path, text: str) -> str:
         ("04_train:\n  epochs: 2.5\n", ["epochs", "2.5"]),
         ("04_train:\n  epochs: 0\n", ["epochs", "greater than 0"]),
         ("04_train:\n  epochs: true\n", ["epochs", "True"]),
-        ("04_train:\n  warm_start: 'yes'\n", ["warm_start", "'yes'"]),
+        ("04_train:\n  train_lm_head: 'yes'\n", ["train_lm_head", "'yes'"]),
         ("04_train:\n  optimizer: sgd\n", ["optimizer", "adamw"]),
         ("04_train:\n  epochs: 1\n  epochs: 2\n", ["epochs", "twice"]),
         ("4_train:\n  epochs: 1\n", ["4_train", "04_train"]),
@@ -99,9 +99,9 @@ def test_merge_order_is_default_common_block_set(tmp_path) -> None:
 
 def test_set_values_take_the_fields_type() -> None:
     changed = load(
-        "smollm2", ["04.warm_start=false", "01.prompt_source=jsonl:007.jsonl", "02.aux_hidden_state_layer_ids=[1, 2]"]
+        "smollm2", ["04.train_lm_head=true", "01.prompt_source=jsonl:007.jsonl", "02.aux_hidden_state_layer_ids=[1, 2]"]
     )
-    assert changed["04_train"].warm_start is False
+    assert changed["04_train"].train_lm_head is True
     assert changed["01_responses"].prompt_source == "jsonl:007.jsonl"
     assert changed["02_hidden_states"].aux_hidden_state_layer_ids == [1, 2]
 

@@ -141,7 +141,7 @@ def test_a_stopped_training_says_so_and_the_next_one_goes_on(job, tmp_path) -> N
     last = max(number for number, line in enumerate(lines) if '"val"' in line)
     metrics.write_text("\n".join(lines[:last]) + "\n")
     (tmp_path / "checkpoints" / str(done)).mkdir(exist_ok=True)
-    shorter = params.model_copy(update={"epochs": done + 1, "warm_start": False})
+    shorter = params.model_copy(update={"epochs": done + 1, "warm_start": "noise"})
     curves = train.run(config(tmp_path / "checkpoints", shorter), tmp_path, shorter)
     assert not (tmp_path / "checkpoints" / "interrupted").exists()
     assert [e["epoch"] for e in curves.epochs] == list(range(done + 1))
@@ -309,6 +309,19 @@ def test_the_warm_start_copies_the_verifiers_last_layer(job) -> None:
     assert torch.equal(draft.layers[0].mlp.down_proj.weight, last.mlp.down_proj.weight)
     assert torch.equal(draft.fc.weight[:, -64:], torch.eye(64))
     assert not draft.fc.weight[:, :-64].any()
+
+
+def test_the_fitted_start_is_the_least_squares_guess_of_the_next_positions_state(job) -> None:
+    _, _, _, _, folder = job
+    draft = fresh_draft(job)
+    states = [hidden_states.read(folder / f"hs/hs_{row}.safetensors")[0] for row in range(20)]
+    warm_start.fit(draft, states, ridge=0.0)
+    now = torch.cat([s[1:-1, :-1].flatten(1) for s in states]).double()
+    following = torch.cat([s[2:, -2] for s in states]).double()
+    best = torch.linalg.lstsq(now, following).solution
+    fitted = (now @ draft.fc.weight.T.double() - following).norm()
+    assert fitted <= (now @ best - following).norm() * 1.05
+    assert fitted < 0.7 * following.norm()
 
 
 @pytest.mark.parametrize(
