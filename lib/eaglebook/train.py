@@ -155,7 +155,12 @@ def config(
             },
             "optimizer": {"optimizer": params.optimizer, "lr": params.learning_rate},
             "scheduler": {"scheduler_type": params.scheduler},
-            "trainer": {"epochs": params.epochs, "save_path": str(save_path), "log_freq": 1},
+            "trainer": {
+                "epochs": params.epochs,
+                "save_path": str(save_path),
+                "log_freq": 1,
+                "fsdp_shard": params.fsdp_shard,
+            },
         }
     }
 
@@ -232,12 +237,36 @@ def run(config: dict[str, Any], folder: Path, params: Train, conversations: Path
     return curves
 
 
+def command(params: Train, job: Path) -> list[str]:
+    """The command of a training: one process, or torchrun's with one a GPU, on one machine or several.
+
+    Raises UserError when more processes are asked for than this machine has GPUs.
+    """
+    if params.processes == params.nodes == 1:
+        return [sys.executable, "-m", "eaglebook.train_worker", str(job)]
+    gpus = machine.accelerators()
+    if params.processes > gpus:
+        raise UserError(
+            f"{params.processes} training processes are asked for",
+            expected="no more than GPUs in this machine",
+            found=f"{gpus} GPUs",
+            fix="lower `processes:` of 04_train in the params file",
+        )
+    meet = (
+        ["--standalone"]
+        if params.nodes == 1
+        else ["--nnodes", f"{params.nodes}", "--node-rank", f"{params.node_rank}", "--rdzv-backend", "c10d",
+              "--rdzv-id", "eaglebook", "--rdzv-endpoint", params.rendezvous]
+    )  # fmt: skip
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *meet, "--nproc-per-node", f"{params.processes}"]
+    return [*torchrun, "-m", "eaglebook.train_worker", str(job)]
+
+
 def _process(folder: Path, params: Train, began: float) -> tuple[int, str]:
     """One training process, watched to its end: its exit code and the end of its log."""
     log, metrics = folder / "train.log", folder / "metrics.jsonl"
     with log.open("ab") as stream:
-        argv = [sys.executable, "-m", "eaglebook.train_worker", str(folder / "job.json")]
-        process = guard.start(argv, stdout=stream, stderr=subprocess.STDOUT)
+        process = guard.start(command(params, folder / "job.json"), stdout=stream, stderr=subprocess.STDOUT)
         try:
             said = 0.0
             while process.poll() is None:

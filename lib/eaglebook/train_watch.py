@@ -59,6 +59,7 @@ def install(
     SystemExit then.
     """
     import speculators.train.trainer as trainer
+    import torch
 
     samples = choose(responses.read(conversations), states, evaluated)
     train_epoch, val_epoch, run_training = (
@@ -98,7 +99,10 @@ def install(
         best = best_epoch(saved)
         if self.rank == 0 and best is not None:
             prune(saved, keep={epoch, best})
-        if patience and best is not None and epoch - best >= patience:
+        enough = [bool(patience) and best is not None and epoch - best >= patience]
+        if self.is_distributed:
+            torch.distributed.broadcast_object_list(enough, src=0)  # the others may have read the records too early
+        if enough[0]:
             raise Enough
         return values
 

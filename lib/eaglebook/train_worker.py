@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,8 @@ def main(argv: list[str]) -> int:
         logger = logging.getLogger("speculators.metrics")
         logger.setLevel(logging.INFO)
         logger.propagate = False  # else forty console lines a step
-        logger.addHandler(JsonLines(job.metrics, beside))
+        if os.environ.get("RANK", "0") == "0":  # under torchrun every process comes here
+            logger.addHandler(JsonLines(job.metrics, beside))
 
     cli.setup_metric_logger = set_up_and_listen
     config = TrainConfig.from_sources(cli={}, config_path=str(job.config), argv=sys.argv)

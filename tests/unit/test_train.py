@@ -201,6 +201,29 @@ def test_out_of_memory_halves_the_pack_and_goes_on(job, tmp_path, monkeypatch) -
     assert tried == [128, 64]
 
 
+def test_several_processes_are_torchruns_own_command(tmp_path, monkeypatch) -> None:
+    from torch.distributed.run import parse_args
+
+    assert train.command(Train(), tmp_path / "job.json")[1:] == [
+        "-m",
+        "eaglebook.train_worker",
+        str(tmp_path / "job.json"),
+    ]
+    with pytest.raises(UserError, match="8 training processes") as error:
+        train.command(Train(processes=8), tmp_path / "job.json")
+    assert "0 GPUs" in str(error.value)
+    monkeypatch.setattr(train.machine, "accelerators", lambda: 8)
+    one = parse_args(train.command(Train(processes=8), tmp_path / "job.json")[3:])
+    assert (one.standalone, one.nproc_per_node, one.module) == (True, "8", True)
+    assert (one.training_script, one.training_script_args) == ("eaglebook.train_worker", [str(tmp_path / "job.json")])
+    several = Train(processes=8, nodes=2, node_rank=1, rendezvous="first:29500")
+    two = parse_args(train.command(several, tmp_path / "job.json")[3:])
+    assert (two.nnodes, two.node_rank, two.rdzv_backend, two.rdzv_endpoint) == ("2", 1, "c10d", "first:29500")
+    for wrong in ({"nodes": 2}, {"node_rank": 1}):
+        with pytest.raises(ValueError, match=r"rendezvous|node_rank"):
+            Train(**wrong)
+
+
 def test_checkpoints_are_pruned_to_the_best_and_the_last(tmp_path) -> None:
     for epoch, length in enumerate([1.2, 1.5, 1.4, 1.5]):
         (tmp_path / str(epoch)).mkdir()
