@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import statistics
 import sys
 import tempfile
@@ -36,7 +37,9 @@ def flops_per_token(found: verifier.Verifier, draft_vocab: int, num_aux: int, st
 def main(run: Path, count: int) -> None:
     found = verifier.resolve(verifier.EMBEDDED)
     states, mapping = run / "02_hidden_states/artifacts/hidden_states", run / "03_vocab_mapping/artifacts"
-    ids = verifier.default_aux_layer_ids(found.num_layers)
+    if not mapping.is_dir():
+        sys.exit(f"{paths.show(run)} has no 01–03. Next: make demo PRESET=smoke")
+    ids = json.loads((states.parent / "index.json").read_text())["aux_hidden_state_layer_ids"]
     every = responses.read(run / "01_responses/artifacts/conversations.jsonl")
     chosen = [c for c in every if c.split == responses.TRAIN][:count]
     chosen += [responses.Conversation(**{**vars(c), "split": responses.HELD_OUT}) for c in chosen[:2]]

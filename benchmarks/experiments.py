@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/experiments.py outputs/smollm2 RESULTS.jsonl [NAME …]
 
-Needs 01–03 of that run, 02 with every stream that a variant reads (``--set "02_hidden_states.aux_hidden_state_layer_ids=
-[2,15,22,27,29]"``). Every variant trains with `train.run`, as 04 does, and is judged by what it would be served with:
+Needs 01–03 of that run, 02 with every stream that a variant reads (``--set "02_hidden_states.aux_hidden_state_layer_ids=[2,
+8,11,15,19,22,27,28,29]"``). Every variant trains with `train.run`, as 04 does, and is judged by what it would be served with:
 mean acceptance length at K = 3, greedy, on held-out conversations and on the benchmark's. Variants already in RESULTS are
 skipped; ``docs/experiments.md`` holds the table of one such file.
 """
@@ -25,7 +25,7 @@ from eaglebook.params import Train
 BASE: dict[str, Any] = dict(
     optimizer="muon", learning_rate=3.0e-3, epochs=1, pack_tokens=512, evaluated_conversations=0, _ids=[15, 22, 29]
 )
-# name: parameters of 04, and with a leading underscore what is no parameter (see `prepare`).
+# name: parameters of 04, and with a leading underscore what is no parameter (see `measure`).
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "adamw, 3e-3": dict(optimizer="adamw"),
