@@ -97,10 +97,7 @@ def over_samples(lengths: Mapping[str, Sequence[tuple[float, float]]], distinct:
     figure, axis = _axes()
     for colour, (name, points) in zip(CYCLE, lengths.items(), strict=False):
         x, y = zip(*points, strict=True)
-        axis.plot(x, y, "o-", color=colour, label=name.replace("_", " "))
-        axis.annotate(
-            f"{y[-1]:.2f}", (x[-1], y[-1]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8
-        )
+        axis.plot(x, y, "o-", color=colour, label=f"{name.replace('_', ' ')}, {y[-1]:.2f} at the end")
     axis.axvline(distinct, color="grey", linestyle="--", linewidth=1)
     axis.set(
         xlabel="conversations seen, repetitions counted", ylabel="mean acceptance length, as served", ylim=(1, None)

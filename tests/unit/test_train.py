@@ -158,6 +158,26 @@ def test_the_faster_path_reaches_the_stock_paths_loss(job, tmp_path) -> None:
     assert losses[False] == pytest.approx(losses[True], rel=0.02)
 
 
+@pytest.mark.timeout(300)
+def test_one_conversation_is_learnt_by_heart(job, tmp_path) -> None:
+    """A draft that cannot even memorise has lost its gradient somewhere."""
+    _, params, found, rows, folder = job
+    states = make(tmp_path / "hs")
+    for row in range(2):
+        (states / f"hs_{row}.safetensors").symlink_to(folder / "hs/hs_0.safetensors")
+    twice = [rows[0], dataclasses.replace(rows[0], id="again", split=HELD_OUT)]
+    often = params.model_copy(update={"epochs": 60, "learning_rate": 1.0e-2, "warm_start": "noise"})
+    config = train.config(
+        often, found, dataset=tmp_path / "data", hidden_states=states, mapping=folder, draft_vocab_size=100,
+        aux_hidden_state_layer_ids=IDS, train_data_ratio=train.write_dataset(twice, tmp_path / "data"),
+        save_path=tmp_path / "checkpoints",
+    )  # fmt: skip
+    curves = train.run(config, tmp_path, often)
+    assert curves.epochs[0]["full_acc_0"] < 0.5
+    assert curves.epochs[-1]["full_acc_0"] > 0.95
+    assert curves.epochs[-1]["full_acc_2"] > 0.9
+
+
 def make(folder):
     folder.mkdir()
     return folder
