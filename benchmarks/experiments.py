@@ -4,8 +4,8 @@
 
 Needs 01–03 of that run, 02 with every stream that a variant reads (``--set "02_hidden_states.aux_hidden_state_layer_ids=[2,
 8,11,15,19,22,27,28,29]"``). Every variant trains with `train.run`, as 04 does, and is judged by what it would be served with:
-mean acceptance length at K = 3, greedy, on held-out conversations and on the benchmark's. Variants already in RESULTS are
-skipped; ``docs/experiments.md`` holds the table of one such file.
+mean acceptance length, greedy, K being the steps it was trained for, on held-out conversations and on the benchmark's.
+Variants already in RESULTS are skipped; ``docs/experiments.md`` holds what such files said.
 """
 
 from __future__ import annotations

@@ -117,17 +117,20 @@ def correct_tokens(
     ids = torch.tensor(input_ids, device=draft.fc.weight.device)
     count = len(ids)
     features = hidden_states[:-1, :-1].flatten(1)[None].to(ids.device, torch.float32)
+    # flex attention (GPU) extends its mask by whole blocks of 128 (speculators 0.9, models/eagle3/attention.py)
+    padding = -(count - 1) % 128 if getattr(draft, "_attn_impl", "") == "simple_flex_attention" else 0
+    pad = torch.nn.functional.pad
     with torch.no_grad():  # not inference_mode: a training goes on behind it
         guesses = draft(
-            features,
-            ids[None, 1:],
-            torch.zeros(1, count - 1, dtype=torch.long, device=ids.device),
-            position_ids=torch.arange(1, count, device=ids.device)[None],
+            pad(features, (0, 0, 0, padding)),
+            pad(ids[None, 1:], (0, padding)),
+            pad(torch.zeros(1, count - 1, dtype=torch.long, device=ids.device), (0, padding), value=-1),
+            position_ids=torch.arange(1, count + padding, device=ids.device)[None],
             ttt_steps=positions,
         )
     d2t = draft.d2t if getattr(draft, "d2t", None) is not None else None
     right = torch.zeros(count - 1, positions, dtype=torch.bool, device=ids.device)
-    for k, guess in enumerate(guesses):
+    for k, guess in enumerate(out[:, : count - 1] for out in guesses):
         tokens = guess[0] if d2t is None else guess[0] + d2t[guess[0]]
         known = count - 2 - k  # row t of step k guesses token t + 2 + k
         if known > 0:
@@ -167,7 +170,7 @@ def expected_when_sampling(
                 last = draft.verifier_norm(hidden_states[:, -1].to(head.device, torch.float32)).to(head.dtype)
                 p = torch.cat([(part @ head.T).float().softmax(-1)[:, says] for part in last.split(256)])
                 chance = torch.ones(len(started), device=head.device)
-                for step, guessed in enumerate(logits):
+                for step, guessed in enumerate(out[: len(started)] for out in logits):
                     known = max(0, len(started) - 1 - step)  # row t of a step guesses token t + 2 + step
                     overlap = torch.zeros_like(chance)
                     q = guessed[:known].softmax(-1)

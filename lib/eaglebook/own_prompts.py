@@ -6,10 +6,13 @@ be one question; the answers to them are greedy again, as all others.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from eaglebook import manifests
 from eaglebook.engine import client
 from eaglebook.engine.server import Server
 from eaglebook.errors import UserError
@@ -48,6 +51,12 @@ def ask(
         seeds=[seeds.randrange(2**31) for _ in range(count)], retries=2, on_completion=say,
     )  # fmt: skip
     return keep(tokenizer, answers, end_ids)
+
+
+def save(file: Path, questions: Sequence[Prompt]) -> None:
+    """A ``jsonl:`` source that `prompts.load` reads; in place only when it is whole."""
+    rows = [json.dumps({"id": q.id, "category": q.category, "prompt": q.text}) + "\n" for q in questions]
+    manifests.write_atomically(file, "".join(rows))
 
 
 def keep(tokenizer: Any, answers: Sequence[client.Completion], end_ids: set[int]) -> list[Prompt]:

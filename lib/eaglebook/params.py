@@ -141,7 +141,6 @@ class Train(Notebook):
     threads: Count = 0
     processes: Positive = 1
     nodes: Positive = 1
-    node_rank: Count = 0
     rendezvous: str = ""
     fsdp_shard: bool = False
     timeout_s: Positive = 3000
@@ -150,8 +149,6 @@ class Train(Notebook):
     def _several_nodes_know_where_to_meet(self) -> Self:
         if self.nodes > 1 and not self.rendezvous:
             raise ValueError("nodes above 1 need rendezvous: HOST:PORT of the first one")
-        if self.node_rank >= self.nodes:
-            raise ValueError(f"node_rank {self.node_rank} must be below nodes {self.nodes}")
         return self
 
     @model_validator(mode="after")

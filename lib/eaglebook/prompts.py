@@ -18,7 +18,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,11 @@ def short_name(source: str) -> str:
     return last.removesuffix(".gz").removesuffix(".jsonl") or kind
 
 
-def load(source: str, limit: int = 0) -> list[Prompt]:
+def load(source: str, limit: int = 0, *, prefix: bool = False) -> list[Prompt]:
     """Prompts of a source, in its order, at most ``limit`` (0: all). Raises UserError when there are none.
 
     A limit takes rows evenly spread over the source, so that every category keeps its share; of a hub data set, which
-    is streamed, it takes the first rows.
+    is streamed, it takes the first rows. ``prefix`` puts the source's short name before every id, where several meet.
     """
     kind, _, rest = source.partition(":")
     if kind == "shipped" and not rest:
@@ -103,7 +103,7 @@ def load(source: str, limit: int = 0) -> list[Prompt]:
             found="none",
             fix="check the file, or use `prompt_source: shipped`",
         )
-    return prompts
+    return [replace(p, id=f"{short_name(source)}:{p.id}") for p in prompts] if prefix else prompts
 
 
 def normalised(text: str) -> str:

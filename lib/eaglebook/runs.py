@@ -97,10 +97,13 @@ def inputs(stem: str, params: Notebook, run_dir: Path) -> dict[str, str]:
     else:
         found["verifier"] = verifier.fingerprint(params.verifier_name_or_path)
     for key, value in params.model_dump().items():
-        if isinstance(value, str) and value.startswith("jsonl:"):
-            file = paths.resolve(value.removeprefix("jsonl:"))
-            found[key] = manifests.file_sha256(file) if file.is_file() else "missing"
-        elif isinstance(value, str) and key == "draft" and value:
+        named = value if isinstance(value, list) else [value]
+        listed = [v.removeprefix("jsonl:") for v in named if isinstance(v, str) and v.startswith("jsonl:")]
+        if listed:
+            files = [paths.resolve(name) for name in listed]
+            hashes = [manifests.file_sha256(file) if file.is_file() else "missing" for file in files]
+            found[key] = hashes[0] if len(hashes) == 1 else manifests.digest(hashes)
+        elif isinstance(value, str) and key in ("draft", "continue_from") and value:
             found[key] = _hash_listing(paths.resolve(value))
         elif value == "shipped":
             found[key] = manifests.file_sha256(paths.DATA / "prompts.jsonl")

@@ -30,7 +30,8 @@ from eaglebook.responses import BENCHMARK, HELD_OUT, TRAIN, Conversation
 from eaglebook.train_worker import Job
 from eaglebook.verifier import Verifier, load_head, load_tensor
 
-SMALLEST_PACK = 64  # tokens
+SMALLEST_PACK = 128  # tokens; flex attention (GPU) works in blocks of as many
+_LEAST_START = 1.02  # an acceptance length that a draft to continue must pass before its first step
 _FITTED = 500  # conversations: their tokens outnumber the columns of fc by far
 
 
@@ -67,6 +68,7 @@ def clipped(conversations: Sequence[Conversation], pack_tokens: int) -> tuple[in
     speculators 0.9 clips them with a warning in its log (``train/data.py:398``); its batches hold one token less than the
     conversation. Raises UserError when a conversation would have nothing left to learn: such a pack has loss 0.
     """
+    conversations = [c for c in conversations if c.split != BENCHMARK]
     long = [c for c in conversations if len(c.input_ids) > pack_tokens + 1]
     empty = [c.id for c in long if not any(c.loss_mask[: pack_tokens + 1])]
     if empty:
@@ -168,7 +170,11 @@ def config(
 def _shape(params: Train, verifier: Verifier, folder: Path) -> dict[str, Any]:
     """Where the draft's layer comes from: a draft to continue, a geometry of one's own, or the verifier's."""
     if params.continue_from:
-        return {"from_pretrained": str(paths.resolve(params.continue_from))}
+        return {
+            "from_pretrained": str(
+                _of_this_verifier(paths.resolve(params.continue_from), verifier, folder / "continued")
+            )
+        }
     like_verifier = {"num_layers": 1, "full_attention_indices": [0]}  # the default slides every layer over 2048 tokens
     wanted = {
         "num_attention_heads": params.draft_heads, "num_key_value_heads": params.draft_kv_heads,
@@ -196,6 +202,19 @@ def _shape(params: Train, verifier: Verifier, folder: Path) -> dict[str, Any]:
     return {"draft_config": str(file)}
 
 
+def _of_this_verifier(draft: Path, verifier: Verifier, target: Path) -> Path:
+    """A draft's folder by links, its config naming this verifier: speculators reads head and norm of the one it names."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for file in draft.iterdir():
+        if file.is_file() and file.name != "config.json":
+            (target / file.name).symlink_to(file.resolve())
+    config = json.loads((draft / "config.json").read_text())
+    config["speculators_config"]["verifier"]["name_or_path"] = str(verifier.path)
+    (target / "config.json").write_text(json.dumps(config, indent=1))
+    return target
+
+
 def run(config: dict[str, Any], folder: Path, params: Train, conversations: Path | None = None) -> Curves:
     """Train in a process of its own, show its progress, return its curves.
 
@@ -213,15 +232,23 @@ def run(config: dict[str, Any], folder: Path, params: Train, conversations: Path
         fitted=_FITTED if params.warm_start == "fit" else 0,
         stock=params.stock_trainer, conversations=conversations, evaluated=params.evaluated_conversations,
         states=Path(config["train"]["backend"]["hidden_states_path"]), patience=params.patience,
-        least_start=1.02 if params.continue_from else 0.0,
+        least_start=_LEAST_START if params.continue_from else 0.0,
     )  # fmt: skip
     (folder / "job.json").write_text(job.model_dump_json(indent=1))
+    for rank in range(1, params.nodes):
+        print(
+            f"on machine {rank}, which must see this folder:", *command(params, folder / "job.json", rank), flush=True
+        )
     while True:
         job.config.write_text(yaml.safe_dump(config, sort_keys=False))
-        discard_unfinished(save_path, read(metrics))
+        so_far = read(metrics)
+        discard_unfinished(save_path, so_far, watched=conversations is not None)
+        if so_far.stopped_early:  # it had enough: not one epoch more
+            code = 0
+            break
         code, said = _process(folder, params, began)
         pack_tokens = config["train"]["data"]["total_seq_len"]
-        if code and ran_out_of_memory(code, said) and pack_tokens >= 2 * SMALLEST_PACK:
+        if ran_out_of_memory(code, said) and pack_tokens >= 2 * SMALLEST_PACK:
             config["train"]["data"]["total_seq_len"] = pack_tokens // 2
             print(f"out of memory: packs of {pack_tokens // 2} tokens from the last checkpoint on", flush=True)
             continue
@@ -229,7 +256,7 @@ def run(config: dict[str, Any], folder: Path, params: Train, conversations: Path
     if code:
         raise UserError(
             f"training ended with code {code}",
-            found=f"the end of {paths.show(folder / 'train.log')}:\n{said}",
+            found=f"the end of {paths.show(folder / 'train.log')}:\n{tail(folder / 'train.log')}",
             fix="read the last error above; a rerun goes on from the last checkpoint",
         )
     curves = read(metrics)
@@ -237,8 +264,9 @@ def run(config: dict[str, Any], folder: Path, params: Train, conversations: Path
     return curves
 
 
-def command(params: Train, job: Path) -> list[str]:
-    """The command of a training: one process, or torchrun's with one a GPU, on one machine or several.
+def command(params: Train, job: Path, node_rank: int = 0) -> list[str]:
+    """The command of a training: one process, or torchrun's with one a GPU, on one machine or several (this being
+    ``node_rank`` of them; the notebook runs on number 0 and prints what the others run).
 
     Raises UserError when more processes are asked for than this machine has GPUs.
     """
@@ -255,7 +283,7 @@ def command(params: Train, job: Path) -> list[str]:
     meet = (
         ["--standalone"]
         if params.nodes == 1
-        else ["--nnodes", f"{params.nodes}", "--node-rank", f"{params.node_rank}", "--rdzv-backend", "c10d",
+        else ["--nnodes", f"{params.nodes}", "--node-rank", f"{node_rank}", "--rdzv-backend", "c10d",
               "--rdzv-id", "eaglebook", "--rdzv-endpoint", params.rendezvous]
     )  # fmt: skip
     torchrun = [sys.executable, "-m", "torch.distributed.run", *meet, "--nproc-per-node", f"{params.processes}"]
@@ -263,8 +291,9 @@ def command(params: Train, job: Path) -> list[str]:
 
 
 def _process(folder: Path, params: Train, began: float) -> tuple[int, str]:
-    """One training process, watched to its end: its exit code and the end of its log."""
+    """One training, watched to its end: its exit code and all that it logged."""
     log, metrics = folder / "train.log", folder / "metrics.jsonl"
+    before = log.stat().st_size if log.exists() else 0
     with log.open("ab") as stream:
         process = guard.start(command(params, folder / "job.json"), stdout=stream, stderr=subprocess.STDOUT)
         try:
@@ -284,13 +313,17 @@ def _process(folder: Path, params: Train, began: float) -> tuple[int, str]:
                     )
         finally:
             guard.stop(process)
-    return process.returncode, tail(log)
+    return process.returncode, log.read_bytes()[before:].decode(errors="replace")
 
 
 def ran_out_of_memory(code: int, said: str) -> bool:
-    """Whether a process ended for want of memory: torch says it, or the kernel killed it without a word."""
-    return code == -signal.SIGKILL or any(
-        words in said for words in ("out of memory", "OutOfMemoryError", "can't allocate memory", "not enough memory")
+    """Whether a process ended for want of memory: torch says it, or the kernel killed it without a word (137 by `guard`)."""
+    return code in (-signal.SIGKILL, 128 + signal.SIGKILL) or (
+        code != 0
+        and any(
+            words in said
+            for words in ("out of memory", "OutOfMemoryError", "can't allocate memory", "not enough memory")
+        )
     )
 
 
@@ -322,7 +355,7 @@ def refuse_another_run(config: dict[str, Any], folder: Path, save_path: Path) ->
         )
 
 
-def discard_unfinished(save_path: Path, curves: Curves) -> None:
+def discard_unfinished(save_path: Path, curves: Curves, *, watched: bool = False) -> None:
     """Remove what a stopped training left that the library's resume would stumble over (speculators 0.9).
 
     It takes any folder with a number for a finished epoch (``train/checkpointer.py:126``), also one cut while it was
@@ -333,7 +366,9 @@ def discard_unfinished(save_path: Path, curves: Curves) -> None:
     validated = {int(e["epoch"]) for e in curves.epochs}
     for folder in save_path.glob("*"):
         whole = (
-            (folder / "training_state.json").is_file() and int(folder.name) in validated
+            (folder / "training_state.json").is_file()
+            and int(folder.name) in validated
+            and (not watched or (folder / train_watch.RECORD).is_file())
             if folder.name.isdigit()
             else True
         )
@@ -409,18 +444,24 @@ def best_checkpoint(save_path: Path) -> Path:
 
 
 def changed_frozen(checkpoint: Path, verifier: Verifier, d2t: np.ndarray, params: Train) -> list[str]:
-    """Which frozen tensors of a checkpoint are no longer the verifier's, to the bit: its embedding, the head's rows."""
+    """Which frozen tensors of a checkpoint are no longer to the bit what they began as: the verifier's embedding and its
+    head's rows, or those of the draft that was continued."""
     import torch
     from safetensors.torch import load_file
 
     stored, rows = load_file(checkpoint / "model.safetensors"), torch.from_numpy(d2t + np.arange(len(d2t)))
-    expected = {"embed_tokens.weight": load_tensor(verifier, verifier.embed_key)}
-    if not params.train_lm_head and not params.continue_from:
-        expected["lm_head.weight"] = load_head(verifier)[rows]
+    if params.continue_from:
+        expected = load_file(paths.resolve(params.continue_from) / "model.safetensors")
+    else:
+        expected = {
+            "embed_tokens.weight": load_tensor(verifier, verifier.embed_key),
+            "lm_head.weight": load_head(verifier)[rows],
+        }
+    frozen = {"embed_tokens.weight"} | (set() if params.train_lm_head else {"lm_head.weight"})
     return [
         name
-        for name, tensor in expected.items()
-        if name in stored and not torch.equal(stored[name], tensor.to(stored[name].dtype))
+        for name in sorted(frozen & set(expected) & set(stored))
+        if not torch.equal(stored[name], expected[name].to(stored[name].dtype))
     ]
 
 

@@ -35,11 +35,11 @@ def checks(
     """Named findings about the inputs of a training: whether it holds, and what was found."""
     ids, rows = index["aux_hidden_state_layer_ids"], range(len(conversations))
     sequences = [c.input_ids for c in conversations]
-    absent = [row for row in rows if not (states / hidden_states.file_name(row)).is_file()]
+    absent = {row for row in rows if not (states / hidden_states.file_name(row)).is_file()}
     other = [
         row
         for row in rows
-        if row not in set(absent) and _shape(states / hidden_states.file_name(row))
+        if row not in absent and _shape(states / hidden_states.file_name(row))
         != (len(sequences[row]), len(ids) + 1, verifier.hidden_size)
     ]  # fmt: skip
     whole = not absent and not other
@@ -63,7 +63,7 @@ def checks(
         "the mapping is whole": (not faults, "; ".join(faults)),
     }  # fmt: skip
     if params.continue_from:
-        found["the draft to continue fits"] = _continues(params.continue_from, ids, d2t)
+        found["the draft to continue fits"] = _continues(params, ids, d2t)
     return found
 
 
@@ -95,15 +95,18 @@ def _shape(file: Path) -> tuple[int, ...]:
         return ()
 
 
-def _continues(draft: str, ids: Sequence[int], d2t: np.ndarray) -> tuple[bool, str]:
-    """Whether a draft in the speculators format reads these ids and says these tokens."""
-    folder = resolve(draft)
+def _continues(params: Train, ids: Sequence[int], d2t: np.ndarray) -> tuple[bool, str]:
+    """Whether a draft in the speculators format reads these ids, says these tokens and has the flags asked for."""
+    folder = resolve(params.continue_from)
     config = json.loads((folder / "config.json").read_text()) if (folder / "config.json").is_file() else {}
     if "transformer_layer_config" not in config:
         return False, f"{show(folder)} is not in the speculators format: eaglebook convert it first"
     theirs = config.get("eagle_aux_hidden_state_layer_ids")
     if theirs and list(theirs) != list(ids):
         return False, f"it reads {theirs}, 02 holds {list(ids)}"
+    for flag in ("norm_before_residual", "norm_before_fc", "norm_output", "fc_norm"):
+        if (theirs := bool(config.get(flag, False))) != getattr(params, flag):
+            return False, f"its {flag} is {theirs}: set the parameter so"
     own = train.mapping_of(folder)
     if own is not None and not np.array_equal(own, d2t):
         return (

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eaglebook import acceptance, hidden_states, responses
+from eaglebook import acceptance, hidden_states, manifests, responses
 from eaglebook.acceptance import Acceptance
 from eaglebook.responses import Conversation
 
@@ -94,14 +94,16 @@ def install(
     def watched_validation(self: Any, epoch: int) -> Any:
         values = val_epoch(self, epoch)
         saved, found = Path(self.checkpointer.path), report(self, epoch, 1.0)
-        if self.rank == 0 and (saved / str(epoch)).is_dir():
-            (saved / str(epoch) / RECORD).write_text(json.dumps(found))
-        best = best_epoch(saved)
-        if self.rank == 0 and best is not None:
-            prune(saved, keep={epoch, best})
-        enough = [bool(patience) and best is not None and epoch - best >= patience]
+        enough = [False]
+        if self.rank == 0:  # one process alone looks at the checkpoints, and tells the others
+            if (saved / str(epoch)).is_dir():
+                manifests.write_atomically(saved / str(epoch) / RECORD, json.dumps(found))
+            best = best_epoch(saved)
+            if best is not None:
+                prune(saved, keep={epoch, best})
+                enough = [bool(patience) and epoch - best >= patience]
         if self.is_distributed:
-            torch.distributed.broadcast_object_list(enough, src=0)  # the others may have read the records too early
+            torch.distributed.broadcast_object_list(enough, src=0)
         if enough[0]:
             raise Enough
         return values

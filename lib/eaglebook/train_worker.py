@@ -88,6 +88,8 @@ def main(argv: list[str]) -> int:
         model = build(*arguments)
         if wanted and model.draft_vocab_size != wanted:  # cli.py:422: a missing mapping means the full vocabulary
             raise SystemExit(f"draft vocabulary of {wanted} asked for, {model.draft_vocab_size} built")
+        if options["from_pretrained"]:
+            model.float()  # transformers loads it as stored, bf16; fresh drafts are trained in fp32
         if job.warm_start:
             from eaglebook import verifier, warm_start
 

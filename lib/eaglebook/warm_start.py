@@ -80,14 +80,17 @@ def fit(draft: Any, samples: Iterable[torch.Tensor], ridge: float = 1e-2) -> Non
     if draft.input_norm is not None or draft.fc_norm is not None:
         return
     hidden, wide = draft.fc.weight.shape
-    gram, cross = torch.zeros(wide, wide, dtype=torch.float64), torch.zeros(wide, hidden, dtype=torch.float64)
-    for states in samples:
-        now, following = states[1:-1, :-1].flatten(1).float(), states[2:, -2].float()  # the first state is out of scale
+    where = torch.accelerator.current_accelerator() or torch.device("cpu")  # the draft itself is moved there later
+    gram = torch.zeros(wide, wide, dtype=torch.float64, device=where)
+    cross = torch.zeros(wide, hidden, dtype=torch.float64, device=where)
+    for sample in samples:
+        states = sample.to(where).float()
+        now, following = states[1:-1, :-1].flatten(1), states[2:, -2]  # the first state is out of scale
         gram += (now.T @ now).double()
         cross += (now.T @ following).double()
-    gram += ridge * gram.diagonal().mean() * torch.eye(wide, dtype=torch.float64)
+    gram.diagonal().add_(ridge * gram.diagonal().mean())
     with torch.no_grad():
-        draft.fc.weight.copy_(torch.linalg.solve(gram, cross).T)
+        draft.fc.weight.copy_(torch.linalg.solve(gram, cross).T.to(draft.fc.weight))
 
 
 def _put(target: torch.Tensor, value: torch.Tensor | None) -> int:
