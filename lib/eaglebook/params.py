@@ -146,7 +146,11 @@ class Train(Notebook):
     timeout_s: Positive = 3000
 
     @model_validator(mode="after")
-    def _several_nodes_know_where_to_meet(self) -> Self:
+    def _what_goes_together(self) -> Self:
+        if self.norm_before_fc and self.fc_norm:
+            raise ValueError("norm_before_fc and fc_norm exclude each other: one norm over all states, or one for each")
+        if self.fsdp_shard and self.processes == self.nodes == 1:
+            raise ValueError("fsdp_shard needs processes or nodes above 1: there is nobody to share with")
         if self.nodes > 1 and not self.rendezvous:
             raise ValueError("nodes above 1 need rendezvous: HOST:PORT of the first one")
         return self

@@ -242,8 +242,13 @@ def test_several_processes_are_torchruns_own_command(tmp_path, monkeypatch) -> N
     several = Train(processes=8, nodes=2, rendezvous="first:29500")
     two = parse_args(train.command(several, tmp_path / "job.json", 1)[3:])
     assert (two.nnodes, two.node_rank, two.rdzv_backend, two.rdzv_endpoint) == ("2", 1, "c10d", "first:29500")
-    with pytest.raises(ValueError, match="need rendezvous"):
-        Train(nodes=2)
+    for wrong, says in (
+        ({"nodes": 2}, "need rendezvous"),
+        ({"fsdp_shard": True}, "nobody to share"),
+        ({"norm_before_fc": True, "fc_norm": True}, "exclude each other"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            Train(**wrong)
 
 
 def test_checkpoints_are_pruned_to_the_best_and_the_last(tmp_path) -> None:
