@@ -1,6 +1,6 @@
 """Training on a CPU, two ways in one run on one machine: speculators' own path and ours, alternately, the same in all else.
 
-    .venv/bin/python benchmarks/bench_training.py [RUN] [conversations]
+    .venv/bin/python benchmarks/bench_training.py [RUN] [conversations] [adamw or muon]
 
 RUN is a run's directory with 01–03 done (default: outputs/smoke). Same conversations, seed, packs, steps and precision.
 Prints tokens a second, what a whole epoch took, the last losses, and the machine's bound for the matrix products alone.
@@ -34,7 +34,7 @@ def flops_per_token(found: verifier.Verifier, draft_vocab: int, num_aux: int, st
     return steps * (6 * layer + 4 * head) + 4 * num_aux * hidden**2 + 2 * head
 
 
-def main(run: Path, count: int) -> None:
+def main(run: Path, count: int, optimizer: str) -> None:
     found = verifier.resolve(verifier.EMBEDDED)
     states, mapping = run / "02_hidden_states/artifacts/hidden_states", run / "03_vocab_mapping/artifacts"
     if not mapping.is_dir():
@@ -54,7 +54,9 @@ def main(run: Path, count: int) -> None:
                 (folder / "hs").mkdir()
                 for row in range(len(chosen)):
                     (folder / f"hs/hs_{row}.safetensors").symlink_to(states / f"hs_{row % count}.safetensors")
-                params = Train(epochs=1, stock_trainer=name == "speculators")
+                params = Train.model_validate(
+                    {"epochs": 1, "stock_trainer": name == "speculators", "optimizer": optimizer}
+                )
                 config = train.config(
                     params, found, dataset=folder / "data", hidden_states=folder / "hs", mapping=mapping,
                     draft_vocab_size=size, aux_hidden_state_layer_ids=ids, save_path=folder / "checkpoints",
@@ -78,5 +80,8 @@ def main(run: Path, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else paths.outputs() / "smoke",
-         int(sys.argv[2]) if len(sys.argv) > 2 else 80)  # fmt: skip
+    main(
+        Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else paths.outputs() / "smoke",
+        int(sys.argv[2]) if len(sys.argv) > 2 else 80,
+        sys.argv[3] if len(sys.argv) > 3 else "adamw",
+    )
