@@ -135,10 +135,16 @@ def correct_tokens(
         known = count - 2 - k  # row t of step k guesses token t + 2 + k
         if known > 0:
             right[:known, k] = tokens[:known] == ids[2 + k :]
-    # a draft is started after every generated token but the last
-    started = torch.tensor(loss_mask[1:], dtype=torch.bool, device=ids.device)
+    return right[_starts(loss_mask).to(ids.device)].tolist()
+
+
+def _starts(loss_mask: Sequence[int]) -> torch.Tensor:
+    """Where a draft is started: after every generated token but the last. Row t stands for token t + 1."""
+    import torch
+
+    started = torch.tensor(loss_mask[1:], dtype=torch.bool)
     started[-1] = False
-    return right[started].tolist()
+    return started
 
 
 def expected_when_sampling(
@@ -164,8 +170,7 @@ def expected_when_sampling(
         for hidden_states, input_ids, loss_mask in samples:
             logits.clear()
             correct_tokens(draft, hidden_states, input_ids, loss_mask, positions)  # fills ``logits``, one a step
-            started = torch.tensor(loss_mask[1:], dtype=torch.bool, device=head.device)
-            started[-1] = False
+            started = _starts(loss_mask).to(head.device)
             with torch.no_grad():
                 last = draft.verifier_norm(hidden_states[:, -1].to(head.device, torch.float32)).to(head.dtype)
                 p = torch.cat([(part @ head.T).float().softmax(-1)[:, says] for part in last.split(256)])

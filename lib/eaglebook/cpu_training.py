@@ -3,7 +3,7 @@
 Found by profiling its Trainer (speculators 0.9.0, torch 2.13) at the demo's sizes, largest first: argmax over bf16 logits,
 attention on a dense mask of which most is empty, padding of packs, the KL divergence through six temporaries, frozen heads
 turned from fp32 to bf16 in every forward, an optimiser that walks over its tensors one by one. The loss it reaches is the
-same; ``benchmarks/bench_training.py`` holds both side by side, and ``stock: true`` leaves all of this out.
+same; ``benchmarks/bench_training.py`` holds both side by side, and ``stock_trainer: true`` leaves all of this out.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from eaglebook import guard, machine, paths, progress, train_watch
+from eaglebook import guard, machine, paths, progress, train_watch, vocab
 from eaglebook.checkpoint import headers
 from eaglebook.engine.server import tail
 from eaglebook.errors import UserError
@@ -449,13 +449,13 @@ def changed_frozen(checkpoint: Path, verifier: Verifier, d2t: np.ndarray, params
     import torch
     from safetensors.torch import load_file
 
-    stored, rows = load_file(checkpoint / "model.safetensors"), torch.from_numpy(d2t + np.arange(len(d2t)))
+    stored = load_file(checkpoint / "model.safetensors")
     if params.continue_from:
         expected = load_file(paths.resolve(params.continue_from) / "model.safetensors")
     else:
         expected = {
             "embed_tokens.weight": load_tensor(verifier, verifier.embed_key),
-            "lm_head.weight": load_head(verifier)[rows],
+            "lm_head.weight": load_head(verifier)[torch.from_numpy(vocab.target_ids(d2t))],
         }
     frozen = {"embed_tokens.weight"} | (set() if params.train_lm_head else {"lm_head.weight"})
     return [
