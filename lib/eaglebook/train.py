@@ -22,7 +22,6 @@ import numpy as np
 import yaml
 
 from eaglebook import guard, machine, paths, progress, train_watch, vocab
-from eaglebook.checkpoint import headers
 from eaglebook.engine.server import tail
 from eaglebook.errors import UserError
 from eaglebook.params import Train
@@ -463,17 +462,6 @@ def changed_frozen(checkpoint: Path, verifier: Verifier, d2t: np.ndarray, params
         for name in sorted(frozen & set(expected) & set(stored))
         if not torch.equal(stored[name], expected[name].to(stored[name].dtype))
     ]
-
-
-def mapping_of(draft: Path) -> np.ndarray | None:
-    """The ``d2t`` in a draft's folder; None when it says every token of the verifier."""
-    from safetensors import safe_open
-
-    listed = headers.read_folder(draft)
-    if "d2t" not in listed or (file := listed["d2t"].file) is None:
-        return None
-    with safe_open(file, framework="numpy") as tensors:
-        return np.asarray(tensors.get_tensor("d2t"))
 
 
 def _line(curves: Curves, seconds: float) -> str:

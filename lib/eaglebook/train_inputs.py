@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eaglebook import hidden_states, train, vocab
+from eaglebook import foreign_mapping, hidden_states, vocab
 from eaglebook.checkpoint import headers
 from eaglebook.errors import UserError
 from eaglebook.params import Train
@@ -107,8 +107,9 @@ def _continues(params: Train, ids: Sequence[int], d2t: np.ndarray) -> tuple[bool
     for flag in ("norm_before_residual", "norm_before_fc", "norm_output", "fc_norm"):
         if (theirs := bool(config.get(flag, False))) != getattr(params, flag):
             return False, f"its {flag} is {theirs}: set the parameter so"
-    own = train.mapping_of(folder)
-    if own is not None and not np.array_equal(own, d2t):
+    mapping = headers.read_folder(folder).get("d2t")  # none: it says every token
+    own = foreign_mapping.read(mapping.file)[0] if mapping and mapping.file else d2t
+    if not np.array_equal(own, d2t):
         return (
             False,
             f"its {len(own)} tokens are not those of 03: give 03 its folder as foreign_mapping, and draft_vocab_size",
