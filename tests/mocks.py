@@ -2,6 +2,7 @@
 
     .venv/bin/python tests/mocks.py kimi_k25 FOLDER
 
+with a tokenizer of its own (learned from the shipped prompts) and a chat template in Kimi's manner.
 Norms and router biases are moved off their initial values, so that one which is lost or not loaded shows.
 """
 
@@ -57,12 +58,37 @@ def build(family: str, folder: Path, tokenizer: PreTrainedTokenizerBase | None =
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.01)
+        head = model.get_output_embeddings().weight
+        head.mul_(10)  # a choice between tokens, not a near-tie of all of them
+        head[model.config.get_text_config().eos_token_id] *= 2  # else no answer ever ends
     model.save_pretrained(folder, max_shard_size="8MB")
     if family in _AFTER:
         _AFTER[family](folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return folder
+
+
+def tokenizer() -> PreTrainedTokenizerBase:
+    """A byte-level tokenizer of `VOCAB` ids at most, with the control tokens of the mocks' configs."""
+    from eaglebook import prompts
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    learned = ByteLevelBPETokenizer()
+    special = ["<pad>", "<s>", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>"]
+    learned.train_from_iterator(
+        (p.text for p in prompts.load("shipped")), VOCAB, special_tokens=special, show_progress=False
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=learned._tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="<|im_end|>",
+        extra_special_tokens=special[3:],
+    )  # fmt: skip
+    made.chat_template = (
+        "{% for m in messages %}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}"
+    )
+    return made
 
 
 def _llama() -> Any:
@@ -135,8 +161,16 @@ def _model_class(config: Any) -> Any:
     return getattr(transformers, causal.get(config.model_type) or both[config.model_type])
 
 
+# transformers 5.19 leaves these keys of the published configs out when it saves; vLLM looks for the router's bias by them.
+_ROUTER = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+
+
+def _as_deepseek_v3(folder: Path) -> None:
+    _edit_config(folder, **_ROUTER)
+
+
 def _as_kimi_k2(folder: Path) -> None:
-    _edit_config(folder, model_type="kimi_k2")
+    _edit_config(folder, model_type="kimi_k2", **_ROUTER)
 
 
 def _as_published_kimi(folder: Path) -> None:
@@ -154,8 +188,17 @@ def _as_published_kimi(folder: Path) -> None:
         where |= dict.fromkeys(tensors, name)
     index_file.write_text(json.dumps({"metadata": {}, "weight_map": where}, indent=1))
     config = json.loads((folder / "config.json").read_text())
-    text = dict(config["text_config"], model_type="kimi_k2", architectures=["DeepseekV3ForCausalLM"])
-    _edit_config(folder, architectures=["KimiK25ForConditionalGeneration"], text_config=text)
+    text = dict(config["text_config"], model_type="kimi_k2", architectures=["DeepseekV3ForCausalLM"], **_ROUTER)
+    # vLLM 0.32 reads the published name of the image token (v1/spec_decode/llm_base_proposer.py), not the one transformers writes
+    _edit_config(
+        folder, architectures=["KimiK25ForConditionalGeneration"], text_config=text, media_placeholder_token_id=163605
+    )
+    images = {
+        "patch_size": 14, "merge_kernel_size": 2, "in_patch_limit": 16384, "patch_limit_on_one_side": 512,
+        "in_patch_limit_each_frame": 4096, "in_patch_limit_video": 65536, "fixed_output_tokens": None,
+        "temporal_merge_kernel_size": 4, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps({"media_proc_cfg": images}))
 
 
 def _published_name(key: str) -> str:
@@ -169,9 +212,9 @@ def _edit_config(folder: Path, **changes: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes, indent=1))
 
 
-_AFTER = {"kimi_k2": _as_kimi_k2, "kimi_k25": _as_published_kimi}
+_AFTER = {"deepseek_v3": _as_deepseek_v3, "kimi_k2": _as_kimi_k2, "kimi_k25": _as_published_kimi}
 
 if __name__ == "__main__":
     target = Path(sys.argv[2])
     shutil.rmtree(target, ignore_errors=True)
-    print(build(sys.argv[1], target))
+    print(build(sys.argv[1], target, tokenizer()))

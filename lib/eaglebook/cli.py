@@ -1,4 +1,4 @@
-"""``eaglebook``: run the notebooks, say what there is, read and convert draft checkpoints."""
+"""``eaglebook``: plan and run the notebooks, say what there is, read and convert draft checkpoints."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def commands(light: bool) -> typer.Typer:
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
     app.callback()(options)
     if not light:
-        from eaglebook import cli_runs
+        from eaglebook import cli_plan, cli_runs
 
         app.command("run")(cli_runs.run)
         app.command("status")(cli_runs.status)
         app.command("report")(cli_runs.report_all)
+        app.command("plan")(cli_plan.of)
     app.command("inspect")(cli_checkpoint.inspect)
     app.command("convert")(cli_checkpoint.convert)
     app.command("diff")(cli_checkpoint.diff)

@@ -80,6 +80,15 @@ def accelerators() -> int:
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
+def memory_to_plan_with() -> float:
+    """Bytes: the memory of one accelerator, or what is free on a machine without."""
+    import torch
+
+    if torch.cuda.is_available():
+        return float(torch.cuda.get_device_properties(0).total_memory)
+    return float(psutil.virtual_memory().available)
+
+
 def gemm_flops(
     dtype: str = "bfloat16", rows: int = 512, inner: int = 576, columns: int = 1536, repeats: int = 5
 ) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eaglebook import manifests
-from eaglebook.engine import client
+from eaglebook.engine import client, server
 from eaglebook.engine.server import Server
 from eaglebook.errors import UserError
 from eaglebook.prompts import Prompt
@@ -43,12 +43,16 @@ def ask(
     servers: Sequence[Server], tokenizer: Any, count: int, *, end_ids: set[int], concurrency: int, seed: int,
     say: Callable[[client.Completion], None] | None = None,
 ) -> list[Prompt]:  # fmt: skip
-    """``count`` questions from the verifier, those left out that did not end by themselves or say next to nothing."""
+    """At most ``count`` questions from the verifier: asked so often, see `keep` for what is left out.
+
+    On a CPU without seeds of their own: vLLM 0.32 dies over a seeded request whose prompt does not fit into one step
+    (v1/worker/gpu_model_runner.py, _bookkeeping_sync: "CPU Generator does not use offset").
+    """
     start = opening(tokenizer)
     seeds = random.Random(seed)
     answers, _ = client.complete(
         servers, [start] * count, max_tokens=LONGEST, concurrency=concurrency, temperature=1.0,
-        seeds=[seeds.randrange(2**31) for _ in range(count)], retries=2, on_completion=say,
+        seeds=() if server.on_cpu() else [seeds.randrange(2**31) for _ in range(count)], retries=2, on_completion=say,
     )  # fmt: skip
     return keep(tokenizer, answers, end_ids)
 
@@ -60,11 +64,11 @@ def save(file: Path, questions: Sequence[Prompt]) -> None:
 
 
 def keep(tokenizer: Any, answers: Sequence[client.Completion], end_ids: set[int]) -> list[Prompt]:
-    """The questions among what was said: ended by an end token, at least three words."""
-    questions = []
+    """The questions among what was said: ended by an end token, at least three words, none twice."""
+    questions: dict[str, Prompt] = {}
     for number, answer in enumerate(answers):
         ended = answer.finish_reason == "stop" or (answer.token_ids and answer.token_ids[-1] in end_ids)
         text = tokenizer.decode([t for t in answer.token_ids if t not in end_ids], skip_special_tokens=True).strip()
         if ended and len(text.split()) >= 3:
-            questions.append(Prompt(f"own-{number:06d}", "own", [{"role": "user", "content": text}]))
-    return questions
+            questions.setdefault(text, Prompt(f"own-{number:06d}", "own", [{"role": "user", "content": text}]))
+    return list(questions.values())

@@ -1,6 +1,7 @@
 """What a notebook can be told: one model per notebook, one YAML file per preset.
 
-Merge order: the model's default < ``common:`` < the notebook's block < ``--set stem.key=value``. The models are strict:
+Merge order: the model's default < ``common:`` < the notebook's block < ``--set stem.key=value``; a file that names another
+one as its ``base:`` changes that one, key by key. The models are strict:
 text is not a number, an unknown key is an error. Every message names the file, the key and the fix.
 """
 
@@ -55,6 +56,37 @@ class Preflight(Notebook):
     draft_vocab_size: Positive = 4096
     epochs: Positive = 3
     reserve_disk_gb: Annotated[float, Field(ge=0)] = 1.0
+    own_questions: Count = 0
+    benchmarks: list[str] = ["package:mtbench"]
+    max_benchmark_prompts: Count = 40
+    engine: Literal["transformers", "vllm"] = "transformers"
+    storage: Literal["bfloat16", "float8"] = "bfloat16"
+    delete_hidden_states: bool = False
+    pack_tokens: Positive = 512
+    optimizer: Literal["adamw", "muon"] = "muon"
+    ttt_steps: Positive = 3
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    train_lm_head: bool = False
+    draft_heads: Count = 0
+    draft_kv_heads: Count = 0
+    draft_head_dim: Count = 0
+    draft_intermediate_size: Count = 0
+    processes: Positive = 1
+    nodes: Positive = 1
+    fsdp_shard: bool = False
+    tensor_parallel_size: Positive = 1
+    kv_cache_gb: Annotated[float, Field(gt=0)] = 2.0
+    num_speculative_tokens: Positive = 3
+    num_speculative_tokens_sweep: list[Positive] = [1, 3, 5]
+    mean_prompt_tokens: Count = 0
+    gpus: Count = 0
+    gpu_memory_gb: Annotated[float, Field(ge=0)] = 0.0
+    free_disk_gb: Annotated[float, Field(ge=0)] = 0.0
+    generation_tokens_per_s: Annotated[float, Field(ge=0)] = 0.0
+    extraction_tokens_per_s: Annotated[float, Field(ge=0)] = 0.0
+    training_tokens_per_s: Annotated[float, Field(ge=0)] = 0.0
+    load_mb_per_s: Annotated[float, Field(ge=0)] = 0.0
 
 
 class Responses(Notebook):
@@ -231,18 +263,10 @@ def presets() -> list[str]:
 def load(preset: str, overrides: Iterable[str] = (), *, run_dir: str = "") -> dict[str, Notebook]:
     """Validated parameters of every notebook, from a preset's name or a YAML file's path.
 
-    ``overrides`` are ``stem.key=value`` texts; the stem may be shortened to its number (``04.epochs=2``). Raises
-    UserError listing every wrong key at once.
+    ``overrides`` are ``stem.key=value`` texts; the stem may be shortened to its number (``04.epochs=2``), and ``common``
+    sets every notebook that has the key. Raises UserError listing every wrong key at once.
     """
-    file = Path(preset) if preset.endswith((".yaml", ".yml")) else paths.PARAMS / f"{preset}.yaml"
-    if not file.is_file():
-        raise UserError(
-            f"no preset {preset!r}",
-            expected=f"one of {', '.join(presets())}, or the path of a YAML file",
-            found=paths.show(file),
-            fix="eaglebook run --preset smollm2",
-        )
-    blocks = _read(file)
+    file, blocks = _blocks(preset)
     common = blocks.pop("common", {})
     unknown = [stem for stem in blocks if stem not in STAGES]
     unused = [key for key in common if not any(key in model.model_fields for model in STAGES.values())]
@@ -253,7 +277,7 @@ def load(preset: str, overrides: Iterable[str] = (), *, run_dir: str = "") -> di
             fix=f"correct {file.name}; params/README.md explains every key",
         )
     changes = _overrides(overrides)
-    loaded = {}
+    loaded: dict[str, Notebook] = {}
     for stem, model in STAGES.items():
         values = {"preset": preset, "run_dir": run_dir}
         values |= {key: value for key, value in common.items() if key in model.model_fields}
@@ -286,6 +310,26 @@ def _explain(model: type[BaseModel], error: Any) -> str:
     return f"{key}: {error['msg'].lower()}, found {value!r}"
 
 
+def _blocks(preset: str, seen: tuple[Path, ...] = ()) -> tuple[Path, dict[str, Any]]:
+    """A params file and its blocks, over those of its base."""
+    file = Path(preset) if preset.endswith((".yaml", ".yml")) else paths.PARAMS / f"{preset}.yaml"
+    if not file.is_file():
+        raise UserError(
+            f"{f'{seen[-1].name}: base' if seen else 'no preset'} {preset!r}",
+            expected=f"one of {', '.join(presets())}, or the path of a YAML file",
+            found=paths.show(file),
+            fix="eaglebook run --preset smollm2",
+        )
+    if file in seen:
+        raise UserError(f"{file.name}: it is its own base", expected="a chain that ends", fix="delete one base: line")
+    blocks = _read(file)
+    base = blocks.pop("base", None)
+    if base is None:
+        return file, blocks
+    _, below = _blocks(base, (*seen, file))
+    return file, {stem: below.get(stem, {}) | blocks.get(stem, {}) for stem in [*below, *blocks]}
+
+
 def _read(file: Path) -> dict[str, Any]:
     """The YAML file as nested dicts; numbers that YAML 1.1 reads as something else are refused."""
     text = file.read_text(encoding="utf-8")
@@ -296,10 +340,12 @@ def _read(file: Path) -> dict[str, Any]:
         raise UserError(
             f"{file.name}: not YAML", expected="blocks of key: value", found=str(error), fix="correct the file"
         ) from None
-    if not isinstance(blocks, dict) or not all(isinstance(b, dict | None) for b in blocks.values()):
+    if not isinstance(blocks, dict) or not all(
+        isinstance(block, str if name == "base" else dict | None) for name, block in blocks.items()
+    ):
         raise UserError(
             f"{file.name}: not blocks of keys",
-            expected="common: and one block per notebook, each key: value",
+            expected="common: and one block per notebook, each key: value; base: a preset's name",
             found=type(blocks).__name__,
             fix="start from params/smollm2.yaml",
         )
@@ -339,11 +385,13 @@ def _overrides(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
     for text in texts:
         name, equals, raw = text.partition("=")
         prefix, dot, key = name.partition(".")
-        stems = [stem for stem in STAGES if stem == prefix or stem.split("_")[0] == prefix]
+        stems = [stem for stem in STAGES if prefix in (stem, stem.split("_")[0])]
+        if prefix == "common":
+            stems = [stem for stem, model in STAGES.items() if key in model.model_fields]
         if not equals or not dot or not stems:
             raise UserError(
                 f"--set {text}",
-                expected=f"stem.key=value with a stem of {', '.join(STAGES)}",
+                expected=f"stem.key=value with a stem of common (a key that some notebook has), {', '.join(STAGES)}",
                 fix="for example --set 04_train.epochs=2",
             )
         field = STAGES[stems[0]].model_fields.get(key)
@@ -357,5 +405,6 @@ def _overrides(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
                 raise UserError(
                     f"--set {text}: not YAML", expected="a value as in a params file", found=str(error)
                 ) from None
-        changes.setdefault(stems[0], {})[key] = value
+        for stem in stems:
+            changes.setdefault(stem, {})[key] = value
     return changes

@@ -2,97 +2,253 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 
-from eaglebook import hidden_states
-from eaglebook.verifier import Verifier
+from eaglebook import hidden_states, machine, paths
+from eaglebook.checkpoint.verifier_config import VerifierFacts
+from eaglebook.draft_size import Geometry
+from eaglebook.params import Preflight
+from eaglebook.prompts import load as load_prompts
 
-# Shares of a machine's measured bf16 GEMM rate that each stage reaches, and what a server costs to start, on the
-# two-core machine of the README. Orders of magnitude for the time plan; the run itself measures.
-_GENERATION_TOKENS_PER_TFLOP, _EXTRACTION_SHARE, _TRAINING_TOKENS_PER_TFLOP = 800, 0.6, 2000
+# Where no rate is given: the share of a processor's measured bf16 GEMM rate that each stage reaches, and what starts cost,
+# on the two-core machine of the README. Orders of magnitude; the run itself measures.
+_GENERATION_SHARE, _EXTRACTION_SHARE, _TRAINING_SHARE = 0.22, 0.6, 0.24
 _SERVER_START_S, _KERNEL_START_S, _LADDER_AND_FAULTS_S, _LOAD_TESTS_S = 40, 12, 150, 320
+_QUESTION_TOKENS = 60  # of a question that the verifier writes itself
+_CHECKPOINTS_KEPT = 3  # the best, the last, and the one being written
+_BESIDE_WEIGHTS = 6e9  # bytes on a GPU: CUDA, graphs, activations
 
 
 @dataclass(frozen=True)
-class Draft:
-    """Parameters of a one-layer llama draft. ``trainable`` leaves out the embedding and the frozen head."""
+class Machine:
+    """What a run has. ``memory_bytes``: of one GPU where there are GPUs, else what is free in all."""
 
-    total: int
-    trainable: int
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        """bf16 weights as saved: embedding and one head included."""
-        return 2 * self.total
+    gpus: int
+    memory_bytes: float
+    free_disk_bytes: float
 
 
-def draft_parameters(verifier: Verifier, draft_vocab_size: int, num_aux: int) -> Draft:
-    """Count a draft's parameters: same hidden size, heads and MLP as the verifier, q/k/v twice as wide on the input."""
-    hidden, head_dim = verifier.hidden_size, verifier.head_dim
-    query, key = verifier.num_heads * head_dim, verifier.num_kv_heads * head_dim
-    attention = 2 * hidden * (query + 2 * key) + query * hidden
-    mlp = 3 * hidden * verifier.config["intermediate_size"]
-    trainable = num_aux * hidden * hidden + attention + mlp + 4 * hidden
-    return Draft(trainable + (verifier.vocab_size + draft_vocab_size) * hidden, trainable)
+@dataclass(frozen=True)
+class Rates:
+    """Tokens a second of each stage, and what is read a second when a server loads the verifier."""
+
+    generation: float
+    extraction: float
+    training: float
+    load_bytes: float
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a plan does not fit, and what to change."""
+
+    what: str
+    expected: str
+    found: str
+    fix: str
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Upper bounds: every prompt and every answer at its longest. Bytes and seconds by stage."""
+    """Upper bounds: every prompt and every answer at its longest. Bytes and seconds by stage.
+
+    ``disk_bytes`` is what a stage adds and ``disk_after`` what lies there when it has ended; the deletion of the hidden
+    states is in the latter. ``memory_bytes`` is of each GPU where there are GPUs, of the machine otherwise.
+    """
 
     tokens: int
+    trained_tokens: int
+    bytes_per_token: int
+    draft: Geometry
     disk_bytes: dict[str, int]
+    disk_after: dict[str, int]
     memory_bytes: dict[str, int]
     seconds: dict[str, float]
 
     @property
-    def total_disk_bytes(self) -> int:
-        return sum(self.disk_bytes.values())
+    def peak_disk_bytes(self) -> int:
+        return max(self.disk_after.values())
+
+
+def geometry(p: Preflight, facts: VerifierFacts) -> Geometry:
+    """The draft of a params file: the verifier's sizes where it says 0."""
+    return Geometry.of(
+        facts, p.draft_vocab_size, len(p.aux_hidden_state_layer_ids) or 3, heads=p.draft_heads, kv_heads=p.draft_kv_heads,
+        head_dim=p.draft_head_dim, intermediate_size=p.draft_intermediate_size,
+        aux_norms=p.norm_before_fc or p.fc_norm, head_trained=p.train_lm_head,
+    )  # fmt: skip
+
+
+def rates(p: Preflight, parameters: int, draft: Geometry, gemm_flops: float) -> Rates:
+    """The rates a params file gives, and for those it does not what ``gemm_flops`` of this processor would do."""
+    trained = draft.trained + draft.draft_vocab_size * draft.hidden_size
+    body = parameters - draft.vocab_size * draft.hidden_size
+    return Rates(
+        generation=p.generation_tokens_per_s or _GENERATION_SHARE * gemm_flops / (2 * parameters),
+        extraction=p.extraction_tokens_per_s or _EXTRACTION_SHARE * gemm_flops / (2 * body),
+        training=p.training_tokens_per_s or _TRAINING_SHARE * gemm_flops / (6 * p.ttt_steps * trained),
+        load_bytes=p.load_mb_per_s * 1e6 or 1e9,
+    )
+
+
+def of_machine(p: Preflight) -> Machine:
+    """The machine a params file plans for; what it leaves at 0 is looked up here."""
+    outputs = next(folder for folder in (paths.outputs(), *paths.outputs().parents) if folder.exists())
+    return Machine(
+        p.gpus or machine.accelerators(),
+        p.gpu_memory_gb * 1e9 or machine.memory_to_plan_with(),
+        p.free_disk_gb * 1e9 or shutil.disk_usage(outputs).free,
+    )
+
+
+def benchmark_prompts(p: Preflight) -> int:
+    """How many benchmark questions are answered beside the prompts."""
+    return sum(len(load_prompts(name, p.max_benchmark_prompts)) for name in p.benchmarks)
 
 
 def estimate(
-    verifier: Verifier,
-    *,
-    prompts: int,
-    prompt_tokens: int,
-    new_tokens: int,
-    num_aux: int,
-    draft_vocab_size: int,
-    epochs: int,
-    gemm_flops: float,
-) -> Plan:
-    """Plan of a run. ``prompt_tokens`` is the mean length of the rendered prompts."""
-    tokens = prompts * (prompt_tokens + new_tokens)
-    draft = draft_parameters(verifier, draft_vocab_size, num_aux)
-    tera = gemm_flops / 1e12
-    body_flops = 2 * (verifier.parameters - verifier.vocab_size * verifier.hidden_size)
-    # weights and both Adam moments in fp32, one checkpoint an epoch in bf16
-    checkpoints = epochs * (draft.checkpoint_bytes + 2 * 2 * draft.trainable)
+    p: Preflight, draft: Geometry, weight_bytes: int, speed: Rates, has: Machine, *,
+    prompts: int, prompt_tokens: int, benchmark_prompts: int,
+) -> Plan:  # fmt: skip
+    """Plan of a run. ``prompt_tokens`` is the mean length of the rendered prompts, ``benchmark_prompts`` are answered and
+    measured beside them, ``weight_bytes`` are the verifier's."""
+    answered = prompts + p.own_questions + benchmark_prompts
+    tokens = answered * (prompt_tokens + p.max_new_tokens)
+    trained = (prompts + p.own_questions) * (prompt_tokens + p.max_new_tokens)
+    states = hidden_states.sample_bytes(tokens, draft.num_aux, draft.hidden_size, p.storage)
+    disk = {
+        "01_responses": tokens * 12,
+        "02_hidden_states": states,
+        "04_train": min(_CHECKPOINTS_KEPT, p.epochs + 1) * draft.saved_bytes(p.optimizer) + tokens * 24,
+        "05_checkpoint": 2 * draft.checkpoint_bytes,
+    }
+    after, used = {}, 0
+    for stage, size in disk.items():
+        used += size
+        after[stage] = used
+        if stage == "04_train" and p.delete_hidden_states:
+            used -= states
+    start_s = _KERNEL_START_S + _SERVER_START_S + weight_bytes / speed.load_bytes
+    servers = (
+        1 if p.engine == "vllm" else 0,
+        2 + len(set(p.num_speculative_tokens_sweep) - {p.num_speculative_tokens}),
+    )
     return Plan(
         tokens=tokens,
-        disk_bytes={
-            "01_responses": tokens * 12,
-            "02_hidden_states": hidden_states.sample_bytes(tokens, num_aux, verifier.hidden_size),
-            "04_train": checkpoints + tokens * 24,
-            "05_checkpoint": draft.checkpoint_bytes,
-        },
-        memory_bytes={
-            "01_responses": 2 * verifier.weight_bytes + 3_000_000_000,
-            "02_hidden_states": verifier.weight_bytes + 1_500_000_000,
-            "04_train": 4 * (draft.total + draft_vocab_size * verifier.hidden_size)
-            + 12 * draft.trainable
-            + 2_000_000_000,
-            "07_serve": 2 * (verifier.weight_bytes + draft.checkpoint_bytes) + 3_000_000_000,
-        },
+        trained_tokens=trained,
+        bytes_per_token=hidden_states.sample_bytes(1, draft.num_aux, draft.hidden_size, p.storage),
+        draft=draft,
+        disk_bytes=disk,
+        disk_after=after,
+        memory_bytes=_memory(p, draft, weight_bytes, has.gpus),
         seconds={
-            "01_responses": _SERVER_START_S + prompts * new_tokens / (_GENERATION_TOKENS_PER_TFLOP * tera),
-            "02_hidden_states": _KERNEL_START_S
-            + _SERVER_START_S
-            + tokens * body_flops / (_EXTRACTION_SHARE * gemm_flops),
+            "01_responses": start_s
+            + (answered * p.max_new_tokens + p.own_questions * _QUESTION_TOKENS) / speed.generation,
+            "02_hidden_states": _KERNEL_START_S + max(1, servers[0]) * start_s + tokens / speed.extraction,
             "03_vocab_mapping": _KERNEL_START_S,
-            "04_train": 2 * _KERNEL_START_S + epochs * tokens / (_TRAINING_TOKENS_PER_TFLOP * tera),
+            "04_train": 2 * _KERNEL_START_S + p.epochs * trained / speed.training,
             "05_checkpoint": _KERNEL_START_S,
             "06_load_ladder": _LADDER_AND_FAULTS_S,
-            "07_serve": _LOAD_TESTS_S,
+            "07_serve": _LOAD_TESTS_S + servers[1] * (start_s - _SERVER_START_S),
         },
     )
+
+
+def _memory(p: Preflight, draft: Geometry, weight_bytes: int, gpus: int) -> dict[str, int]:
+    training = draft.training_bytes(
+        optimizer=p.optimizer, pack_tokens=p.pack_tokens, ttt_steps=p.ttt_steps,
+        processes=p.processes * p.nodes, sharded=p.fsdp_shard,
+    )  # fmt: skip
+    if not gpus:
+        return {
+            "01_responses": int(2 * weight_bytes + 3e9),
+            "02_hidden_states": int(weight_bytes + 1.5e9),
+            "04_train": int(training + 1.5e9),
+            "07_serve": int(2 * (weight_bytes + draft.checkpoint_bytes) + 3e9),
+        }
+    share = weight_bytes / p.tensor_parallel_size + p.kv_cache_gb * 1e9 + _BESIDE_WEIGHTS
+    return {
+        "01_responses": int(share),
+        "02_hidden_states": int(share if p.engine == "vllm" else weight_bytes + _BESIDE_WEIGHTS),
+        "04_train": training,
+        "07_serve": int(share + draft.checkpoint_bytes / p.tensor_parallel_size),
+    }
+
+
+def problems(p: Preflight, facts: VerifierFacts, plan: Plan, has: Machine) -> list[Problem]:
+    """Everything about a plan that does not fit."""
+    layers, vocabulary, ids = facts.num_layers or 0, facts.vocab_size or 0, p.aux_hidden_state_layer_ids
+    found = []
+    if ids and (sorted(set(ids)) != ids or not ids[0] > 0 or ids[-1] >= layers):
+        found.append(
+            Problem(
+                "the aux hidden state layer ids",
+                f"ascending, between 1 and {layers - 1}",
+                str(ids),
+                "correct aux_hidden_state_layer_ids",
+            )
+        )
+    if p.draft_vocab_size > vocabulary:
+        found.append(
+            Problem(
+                "the draft vocabulary",
+                f"at most {vocabulary:,} tokens",
+                f"{p.draft_vocab_size:,}",
+                "lower draft_vocab_size",
+            )
+        )
+    if facts.latent_attention and not p.draft_head_dim:
+        found.append(
+            Problem(
+                "the draft's head_dim",
+                "said, as this verifier has latent attention",
+                "nothing: some readers take the hidden size over the heads, some the rope dimension, some the value's",
+                "set draft_head_dim",
+            )
+        )
+    return [*found, *_gpu_problems(p, plan, has), *_disk_problems(p, plan, has), *_memory_problems(p, plan, has)]
+
+
+def _gpu_problems(p: Preflight, plan: Plan, has: Machine) -> list[Problem]:
+    found, most = [], max(p.tensor_parallel_size, p.processes)
+    if plan.draft.heads % p.tensor_parallel_size:
+        divisor = f"a divisor of the draft's {plan.draft.heads} heads"
+        found.append(Problem("tensor_parallel_size", divisor, str(p.tensor_parallel_size), "change one of the two"))
+    if has.gpus and most > has.gpus:
+        fix = "lower tensor_parallel_size or processes, or plan for another machine: 00_preflight.gpus"
+        found.append(Problem("the GPUs", f"at least {most} on the machine", str(has.gpus), fix))
+    return found
+
+
+def _disk_problems(p: Preflight, plan: Plan, has: Machine) -> list[Problem]:
+    needed = plan.peak_disk_bytes + p.reserve_disk_gb * 1e9
+    if has.free_disk_bytes >= needed:
+        return []
+    ways = ["fewer prompts", "shorter answers"]
+    ways += ['storage: "float8"'] if p.storage == "bfloat16" else []
+    ways += ["one share of the prompts at a time with delete_hidden_states"] if not p.delete_hidden_states else []
+    expected = f"{needed / 1e9:,.1f} GB free, the reserve of {p.reserve_disk_gb:g} GB in it"
+    return [Problem("the disk", expected, f"{has.free_disk_bytes / 1e9:,.1f} GB", ", or ".join(ways))]
+
+
+def _memory_problems(p: Preflight, plan: Plan, has: Machine) -> list[Problem]:
+    each = "on each GPU" if has.gpus else "free"
+    serving = "a larger tensor_parallel_size, a smaller kv_cache_gb" if has.gpus else "more memory, a smaller verifier"
+    return [
+        Problem(
+            f"the memory for {stage}",
+            f"{size / 1e9:,.1f} GB {each}",
+            f"{has.memory_bytes / 1e9:,.1f} GB",
+            _less_memory_in_training(p) if stage == "04_train" else serving,
+        )
+        for stage, size in plan.memory_bytes.items()
+        if has.memory_bytes < size
+    ]
+
+
+def _less_memory_in_training(p: Preflight) -> str:
+    ways = [f"pack_tokens: {p.pack_tokens // 2}", "a smaller draft_vocab_size"]
+    ways += ['optimizer: "muon"'] if p.optimizer == "adamw" else []
+    ways += ["fsdp_shard: true"] if p.processes * p.nodes > 1 and not p.fsdp_shard else []
+    return ", or ".join(ways)

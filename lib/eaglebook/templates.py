@@ -6,6 +6,7 @@ for a marker in text.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,6 +26,15 @@ def render(
         list(messages), tools=list(tools) or None, tokenize=True, add_generation_prompt=True, return_dict=False, **extra
     )
     return list(ids)
+
+
+def mean_length(
+    tokenizer: Any, conversations: Sequence[Sequence[Mapping[str, Any]]], limit: int, sample: int = 500
+) -> int:
+    """Mean tokens of rendered conversations, ``sample`` of them evenly spread; those over ``limit`` count as it. Rounded up."""
+    some = conversations[:: max(1, len(conversations) // sample)]
+    lengths = [min(limit, len(render(tokenizer, messages))) for messages in some]
+    return math.ceil(sum(lengths) / len(lengths))
 
 
 def given_answer(

@@ -101,3 +101,18 @@ def test_speculators_prepare_data_accepts_the_conversations(tmp_path) -> None:
 def test_the_index_links_every_report() -> None:
     page = (paths.outputs() / "index.html").read_text()
     assert all(f'href="{RUN}/{stem}/report.html"' in page for stem in STEMS)
+
+
+def test_the_plan_was_right_about_the_bytes() -> None:
+    """What 00 planned from configs alone, against the files, within 2 %."""
+    planned = json.loads((folder("00_preflight") / "metrics.json").read_text())
+    states = list((folder("02_hidden_states") / "artifacts" / "hidden_states").glob("*.safetensors"))
+    conversations = (folder("01_responses") / "artifacts" / "conversations.jsonl").read_text().splitlines()
+    tokens = sum(len(json.loads(line)["input_ids"]) for line in conversations)
+    trained = folder("04_train") / "artifacts"
+    last = trained / json.loads((trained / "last.json").read_text())["checkpoint"]
+    flat = folder("05_checkpoint") / "artifacts" / "flat" / "model.safetensors"
+    saved = sum(last.joinpath(name).stat().st_size for name in ("model.safetensors", "optimizer_state_dict.pt"))
+    assert sum(f.stat().st_size for f in states) / tokens == pytest.approx(planned["planned_bytes_per_token"], rel=0.02)
+    assert flat.stat().st_size == pytest.approx(planned["planned_checkpoint_bytes"], rel=0.02)
+    assert saved == pytest.approx(planned["planned_saved_bytes"], rel=0.02)

@@ -49,3 +49,8 @@ def test_only_whole_questions_are_kept() -> None:
     answers = [Completion(n, [ord(c) for c in text], how, 0.1) for n, (text, how) in enumerate(said.items())]
     kept = own_prompts.keep(Spelled(""), answers, {0})
     assert [(q.id, q.text) for q in kept] == [("own-000000", "Why is it so?"), ("own-000003", "How are you?")]
+
+
+def test_a_question_written_twice_is_asked_once() -> None:
+    answers = [Completion(n, [ord(c) for c in "Why is it so?"], "stop", 0.1) for n in range(2)]
+    assert [q.id for q in own_prompts.keep(Spelled(""), answers, {0})] == ["own-000000"]

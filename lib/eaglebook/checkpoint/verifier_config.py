@@ -106,6 +106,8 @@ class VerifierFacts:
     norm_key: str
     head_key: str  # embed_key when tied without a head of its own
     supports_eagle3: bool | None  # vLLM 0.32, by architecture; None for a name its registry does not have
+    intermediate_size: int | None = None  # of the dense MLP
+    latent_attention: bool = False  # MLA: what the config calls head_dim is not the width of a draft's heads
 
     @property
     def default_aux_layer_ids(self) -> list[int] | None:
@@ -185,6 +187,8 @@ def from_config(config: dict[str, Any], name: str = "") -> VerifierFacts:
         norm_key="",
         head_key="",
         supports_eagle3=_supports_eagle3(architectures),
+        intermediate_size=_int(text, "intermediate_size"),
+        latent_attention=_int(text, "kv_lora_rank") is not None,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,6 +21,11 @@ import psutil
 from eaglebook import guard, machine, paths
 from eaglebook.errors import UserError
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LAST_WORDS = re.compile(
+    r"nanobind|leaked|skipped remainder|resource_tracker|Consider increasing with ulimit"
+)  # no causes
+_ERROR = re.compile(r"\b\w*(Error|Exception): .+")
 _STARTED: list[psutil.Process] = []  # what servers of this process consisted of when they were stopped
 
 
@@ -106,6 +112,8 @@ def command(
     # The cache's size is given, so nothing is sized by this share; vLLM would still refuse to start where less of the GPU is free
     # (0.32 v1/worker/utils.py, request_memory), as it is beside another server.
     argv += ["--gpu-memory-utilization", "0.01"] if machine.accelerator() else []
+    # Answers are text; without this vLLM wants the image processor of a verifier that sees (0.32: "Can't load image processor").
+    argv += ["--language-model-only"] if _sees(model) else []
     argv += ["--trust-remote-code"] if trust_remote_code else []
     argv += ["--tensor-parallel-size", str(tensor_parallel_size)] if tensor_parallel_size > 1 else []
     argv += ["--enable-per-request-metrics", "--no-enable-prefix-caching"] if measured else []
@@ -210,9 +218,16 @@ def on_cpu() -> bool:
 
 
 def tail(log: Path, lines: int = 25) -> str:
-    """The last lines of a log, scrubbed."""
-    text = log.read_text(errors="replace") if log.exists() else ""
-    return paths.scrub("\n".join("    " + line for line in text.splitlines()[-lines:]))
+    """What a log ends with, scrubbed: the errors it names, then its last lines, without colours and a dying process's noise."""
+    text = _COLOUR.sub("", log.read_text(errors="replace")) if log.exists() else ""
+    said = [line for line in text.splitlines() if not _LAST_WORDS.search(line)]
+    errors = dict.fromkeys(found[0] for line in said if (found := _ERROR.search(line)))
+    return paths.scrub("\n".join("    " + line for line in [*list(errors)[:5], *said[-lines:]]))
+
+
+def _sees(model: Path) -> bool:
+    config = model / "config.json"
+    return config.is_file() and "vision_config" in json.loads(config.read_text(encoding="utf-8"))
 
 
 def _healthy(url: str) -> bool:

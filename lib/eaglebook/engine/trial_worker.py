@@ -16,21 +16,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+import in_process
+
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def serve(job: dict[str, Any]) -> dict[str, Any]:
     """One engine, the job's prompts, and what its counters say. The stage of a failure is "load" or "request"."""
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
 
     k = job["num_speculative_tokens"]
     speculative = {"method": "eagle3", "model": job["draft"], "num_speculative_tokens": k} if job["draft"] else None
     stage = "load"
     try:
-        llm: Any = LLM(
+        llm = in_process.engine(
             model=job["verifier"],
             skip_tokenizer_init=True,
             dtype=job["dtype"],
