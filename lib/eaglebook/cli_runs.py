@@ -37,6 +37,17 @@ def run(
     directory = _run_dir(preset, run_dir)
     params = load(preset, set_ or (), run_dir=_portable(directory))
     stems = _stems(stage, to)
+    rank = params["02_hidden_states"].model_dump()["rank"]
+    if rank:
+        if stems != ["02_hidden_states"]:
+            raise UserError(
+                f"rank {rank} is another machine's share of 02",
+                expected="--stage 02 and no other stage",
+                found=", ".join(stems),
+                fix="run the other stages where rank 0 runs",
+            )
+        directory = runs.rank_dir(directory, rank)
+        params = load(preset, set_ or (), run_dir=_portable(directory))
     began, skipped = time.monotonic(), 0
     for number, stem in enumerate(stems, 1):
         out.print(f"[bold]\\[{number}/{len(stems)}] {stem}[/bold]", end=" ", soft_wrap=True)

@@ -8,9 +8,10 @@ output of the last layer *before* the final norm: the training target is made fr
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,45 @@ def missing(
         for row in rows
         if not is_complete(folder / file_name(row), len(sequences[row]), num_aux, hidden_size, storage)
     ]
+
+
+def gather(
+    folder: Path,
+    shares: Mapping[int, Path],
+    sequences: Sequence[Sequence[int]],
+    num_aux: int,
+    hidden_size: int,
+    storage: Storage = "bfloat16",
+) -> int:
+    """Take the files of other machines' shares (by rank, from 1) into ``folder``, as links where the disk is the same.
+
+    Rank r of n does rows r, r + n, …. Returns the number of files taken. Raises UserError naming what is missing.
+    """
+    taken = 0
+    absent: dict[int, int] = {}
+    for rank, share in shares.items():
+        for row in missing(
+            folder, sequences, range(rank, len(sequences), len(shares) + 1), num_aux, hidden_size, storage
+        ):
+            theirs = share / file_name(row)
+            if not is_complete(theirs, len(sequences[row]), num_aux, hidden_size, storage):
+                absent[rank] = absent.get(rank, 0) + 1
+                continue
+            (folder / file_name(row)).unlink(missing_ok=True)
+            try:
+                os.link(theirs, folder / file_name(row))
+            except OSError:  # another disk
+                shutil.copy2(theirs, folder / f"{file_name(row)}.part")
+                (folder / f"{file_name(row)}.part").replace(folder / file_name(row))
+            taken += 1
+    if absent:
+        raise UserError(
+            "the shares of other machines are not all here",
+            expected=f"finished runs of 02 with world_size {len(shares) + 1} beside this one",
+            found=", ".join(f"rank {rank}: {count} files missing" for rank, count in absent.items()),
+            fix=f"run 02 there (--set 02.world_size={len(shares) + 1} --set 02.rank={min(absent)}), then this command again",
+        )
+    return taken
 
 
 def capture(model: Any, sequences: Sequence[Sequence[int]], layer_ids: Sequence[int]) -> list[torch.Tensor]:

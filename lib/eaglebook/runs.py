@@ -8,6 +8,7 @@ the notebook. A notebook run by hand (JupyterLab, stock papermill) writes below 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +45,9 @@ _NOT_CONTENT = {
 }  # fmt: skip
 
 
+_RANK = re.compile(r"-rank\d+$")
+
+
 def stage_dir(run_dir: Path, stem: str) -> Path:
     """The directory of the last success of a stage."""
     return run_dir / stem
@@ -52,6 +56,11 @@ def stage_dir(run_dir: Path, stem: str) -> Path:
 def next_dir(run_dir: Path, stem: str) -> Path:
     """Where the attempt after the last success lives."""
     return run_dir / f"{stem}.next"
+
+
+def rank_dir(run_dir: Path, rank: int) -> Path:
+    """The run directory of a machine that does a share of 02: a neighbour of the run's, which is rank 0's."""
+    return run_dir.with_name(f"{run_dir.name}-rank{rank}") if rank else run_dir
 
 
 def swap_in(run_dir: Path, stem: str) -> Path:
@@ -126,13 +135,16 @@ def needed(stem: str, params: Notebook) -> tuple[str, ...]:
 
 
 def find_upstream(stem: str, upstream: str, run_dir: Path, preset: str = "smollm2") -> Path:
-    """The directory of an upstream stage that succeeded. By hand: ``outputs/lab`` first, then the preset's run.
+    """The directory of an upstream stage that succeeded. By hand: ``outputs/lab`` first, then the preset's run; for another
+    rank's share: the run it is a share of.
 
     Raises UserError that names the command which makes it.
     """
     candidates = [run_dir]
     if run_dir.name == "lab":
         candidates.append(paths.outputs() / Path(preset).stem)
+    if _RANK.search(run_dir.name):
+        candidates.append(run_dir.with_name(_RANK.sub("", run_dir.name)))
     for candidate in candidates:
         folder = stage_dir(candidate, upstream)
         manifest = manifests.read(folder)

@@ -41,6 +41,10 @@ class Stage:
         """The ``artifacts/`` folder of an upstream stage."""
         return self._found[stem] / "artifacts"
 
+    def share(self, rank: int) -> Path:
+        """The ``artifacts/`` folder of another machine's finished share of this stage."""
+        return runs.stage_dir(runs.rank_dir(self.run_dir, rank), self.stem) / "artifacts"
+
     def upstream_metrics(self, stem: str) -> dict[str, Any]:
         return json.loads((self._found[stem] / "metrics.json").read_text())
 

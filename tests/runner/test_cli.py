@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -44,10 +45,29 @@ def test_status_of_nothing_names_the_first_command(outputs) -> None:
     assert "eaglebook run --preset smoke" in done.stdout
 
 
+@pytest.mark.usefixtures("outputs")
+def test_a_plan_is_made_from_a_config_alone_and_refused_when_it_does_not_fit(tmp_path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "intermediate_size": 14336,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "max_position_embeddings": 8192,
+    }))  # fmt: skip
+    ask = ("plan", "llama-3.1-8b", "--set", f"common.verifier_name_or_path={config}", "--set", "00.free_disk_gb=20000")
+    fits = json.loads(eaglebook(*ask, "--json").stdout)
+    assert fits["problems"] == []
+    assert fits["verifier"]["parameters"] == 8_030_261_248
+    assert eaglebook(*ask).returncode == 0
+    small = eaglebook(*ask, "--set", "00.gpu_memory_gb=16")
+    assert small.returncode == 1
+    assert "does not fit: the memory for 01_responses" in small.stdout
+    assert eaglebook("plan", "no-such").returncode == 2
+
+
 def test_a_disk_too_small_for_the_plan_is_refused_by_00(outputs) -> None:
     done = eaglebook("run", "--preset", "smoke", "--stage", "00", "--set", "00.reserve_disk_gb=1.0e+9")
     assert done.returncode == 2
-    assert "the disk is large enough" in done.stderr
-    assert "bytes" in done.stderr
+    assert "the plan fits (the disk: " in done.stderr
+    assert "fewer prompts" in done.stderr
     assert (outputs / "smoke" / "00_preflight.next" / "report.html").exists()
     assert "failed" in eaglebook("status").stdout
