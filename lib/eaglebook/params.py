@@ -108,6 +108,7 @@ class Responses(Notebook):
     concurrency: Positive = 64
     tensor_parallel_size: Positive = 1
     kv_cache_gb: Annotated[float, Field(gt=0)] = 2.0
+    server_args: list[str] = []
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     startup_timeout_s: Positive = 300
 
@@ -126,6 +127,7 @@ class HiddenStates(Notebook):
     foreign_states: str = ""
     tensor_parallel_size: Positive = 1
     kv_cache_gb: Annotated[float, Field(gt=0)] = 2.0
+    server_args: list[str] = []
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     startup_timeout_s: Positive = 300
     reserve_disk_gb: Annotated[float, Field(ge=0)] = 1.0
@@ -225,6 +227,7 @@ class Serve(Notebook):
     offline_check: bool = True
     tensor_parallel_size: Positive = 1
     kv_cache_gb: Annotated[float, Field(gt=0)] = 1.0
+    server_args: list[str] = []
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     startup_timeout_s: Positive = 300
 

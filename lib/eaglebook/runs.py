@@ -41,7 +41,7 @@ _VERSIONS: dict[str, tuple[str, ...]] = {
 # Parameters that decide where, how long or how fast, not what; they may change without losing what is there.
 _NOT_CONTENT = {
     "preset", "run_dir", "cell_timeout_s", "timeout_s", "startup_timeout_s", "rung_timeout_s", "port",
-    "token_budget", "reserve_disk_gb", "kv_cache_gb", "delete_hidden_states",
+    "token_budget", "reserve_disk_gb", "kv_cache_gb", "delete_hidden_states", "server_args",
 }  # fmt: skip
 
 

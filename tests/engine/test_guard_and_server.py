@@ -12,8 +12,9 @@ import time
 import psutil
 import pytest
 from eaglebook import guard
-from eaglebook.engine import server
+from eaglebook.engine import extraction, server
 from eaglebook.errors import UserError
+from eaglebook.params import load
 
 # A command that starts a grandchild in a session of its own and prints both pids.
 FAMILY = (
@@ -130,3 +131,45 @@ def test_the_command_line_says_what_was_asked_and_nothing_else(tmp_path) -> None
     assert wide[wide.index("--tensor-parallel-size") + 1] == "8"
     assert json.loads(wide[wide.index("--speculative-config") + 1])["method"] == "eagle3"
     assert wide[wide.index("--per-request-spec-decode-metrics") + 1] == "detailed"
+
+
+@pytest.mark.parametrize("preset", ["smollm2", "llama-3.1-8b", "qwen3-8b", "kimi-k2.5"])
+@pytest.mark.timeout(180)
+def test_vllms_own_parser_takes_every_command_of_a_preset(tmp_path, preset) -> None:
+    """Also those that cannot run here: eight GPUs, several copies, executors over machines, a seeing verifier."""
+    (tmp_path / "config.json").write_text(json.dumps({"vision_config": {}}))
+    told = load(preset)
+    ask, states, serve = (told[stem] for stem in ("01_responses", "02_hidden_states", "07_serve"))
+    wide = ("--data-parallel-size", "2", "--distributed-executor-backend", "ray", "--enable-expert-parallel")
+    common = dict(
+        port=1,
+        max_model_len=4096,
+        trust_remote_code=ask.trust_remote_code,
+        tensor_parallel_size=ask.tensor_parallel_size,
+    )
+    gb = 2**30
+    commands = [
+        server.command(tmp_path, **common, max_num_seqs=ask.concurrency, kv_cache_bytes=int(ask.kv_cache_gb * gb), extra_args=wide),
+        server.command(
+            tmp_path, **common, max_num_seqs=states.concurrency, kv_cache_bytes=int(states.kv_cache_gb * gb), dtype=states.dtype,
+            extra_args=extraction.server_args(states.aux_hidden_state_layer_ids, 61, tmp_path / "scratch"),
+        ),
+        server.command(
+            tmp_path, **common, max_num_seqs=serve.concurrency, kv_cache_bytes=int(serve.kv_cache_gb * gb), draft=tmp_path,
+            num_speculative_tokens=serve.num_speculative_tokens, measured=True,
+        ),
+    ]  # fmt: skip
+    code = (
+        "import json, sys\n"
+        "from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args\n"
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
+        "for line in json.loads(sys.argv[1]):\n"
+        "    told = make_arg_parser(FlexibleArgumentParser()).parse_args(line)\n"
+        "    validate_parsed_serve_args(told)\n"
+        "    print(told.tensor_parallel_size, told.data_parallel_size, told.language_model_only)\n"
+    )
+    lines = [argv[argv.index("--model") :] for argv in commands]
+    done = subprocess.run([server.python(), "-c", code, json.dumps(lines)], capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr[-2000:]
+    size = ask.tensor_parallel_size
+    assert done.stdout.splitlines()[-3:] == [f"{size} 2 True", f"{size} 1 True", f"{size} 1 True"]
