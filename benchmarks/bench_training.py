@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from eaglebook import machine, paths, responses, train, verifier, vocab
+from eaglebook import machine, paths, responses, train, train_config, verifier, vocab
 from eaglebook.params import Train
 
 ROUNDS = 3
@@ -57,10 +57,10 @@ def main(run: Path, count: int, optimizer: str) -> None:
                 params = Train.model_validate(
                     {"epochs": 1, "stock_trainer": name == "speculators", "optimizer": optimizer}
                 )
-                config = train.config(
+                config = train_config.build(
                     params, found, dataset=folder / "data", hidden_states=folder / "hs", mapping=mapping,
                     draft_vocab_size=size, aux_hidden_state_layer_ids=ids, save_path=folder / "checkpoints",
-                    train_data_ratio=train.write_dataset(chosen, folder / "data"),
+                    train_data_ratio=train_config.write_dataset(chosen, folder / "data"),
                 )  # fmt: skip
                 with contextlib.redirect_stdout(io.StringIO()):
                     curves = train.run(config, folder, params)

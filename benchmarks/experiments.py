@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eaglebook import hidden_states, responses, train, verifier, vocab
+from eaglebook import hidden_states, responses, train, train_config, verifier, vocab
 from eaglebook.params import Train
 
 BASE: dict[str, Any] = dict(
@@ -98,8 +98,8 @@ def measure(run: Path, cache: Path, wanted: dict[str, Any]) -> dict[str, Any]:
             ]
             conversations, file, states = subset(conversations, keep, states, folder)
         d2t, _ = vocab.load(mapping)
-        ratio = train.write_dataset(conversations, folder / "dataset")
-        config = train.config(
+        ratio = train_config.write_dataset(conversations, folder / "dataset")
+        config = train_config.build(
             params, model, dataset=folder / "dataset", hidden_states=states / "hidden_states", mapping=mapping,
             draft_vocab_size=len(d2t), aux_hidden_state_layer_ids=ids, train_data_ratio=ratio,
             save_path=folder / "checkpoints",

@@ -19,6 +19,8 @@ from eaglebook import (
     hidden_states,
     responses,
     train,
+    train_config,
+    train_curves,
     train_inputs,
     train_watch,
     verifier,
@@ -57,12 +59,12 @@ def job(tiny_verifier, tmp_path_factory):
     model = verifier.load_model(found)
     hidden_states.extract(model, [c.input_ids for c in rows], IDS, folder / "hs", token_budget=512)
     vocab.save(folder, *vocab.build(vocab.count(rows), 100, found.vocab_size))
-    ratio = train.write_dataset(rows, folder / "dataset")
+    ratio = train_config.write_dataset(rows, folder / "dataset")
     responses.write(folder / "conversations.jsonl", rows)
     params = Train(epochs=2, pack_tokens=128, verifier_name_or_path=str(tiny_verifier), threads=1, timeout_s=200)
 
     def config(save_path, params=params):
-        return train.config(
+        return train_config.build(
             params, found, dataset=folder / "dataset", hidden_states=folder / "hs", mapping=folder, draft_vocab_size=100,
             aux_hidden_state_layer_ids=IDS, train_data_ratio=ratio, save_path=save_path,
         )  # fmt: skip
@@ -128,13 +130,13 @@ def test_a_stopped_training_says_so_and_the_next_one_goes_on(job, tmp_path) -> N
     argv = [sys.executable, "-m", "eaglebook.train_worker", str(tmp_path / "job.json")]
     process = guard.start(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while len(train.read(metrics).epochs) < 2:
+    while len(train_curves.read(metrics).epochs) < 2:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) != 0, "a stopped training must not look like a finished one"
-    done = len(train.read(metrics).epochs)
+    done = len(train_curves.read(metrics).epochs)
     assert done < 200
     # worse than a signal: the last epoch saved but not validated, and one cut while it was written
     lines = metrics.read_text().splitlines()
@@ -167,9 +169,9 @@ def test_one_conversation_is_learnt_by_heart(job, tmp_path) -> None:
         (states / f"hs_{row}.safetensors").symlink_to(folder / "hs/hs_0.safetensors")
     twice = [rows[0], dataclasses.replace(rows[0], id="again", split=HELD_OUT)]
     often = params.model_copy(update={"epochs": 60, "learning_rate": 1.0e-2, "warm_start": "noise", "loss": "ce"})
-    config = train.config(
+    config = train_config.build(
         often, found, dataset=tmp_path / "data", hidden_states=states, mapping=folder, draft_vocab_size=100,
-        aux_hidden_state_layer_ids=IDS, train_data_ratio=train.write_dataset(twice, tmp_path / "data"),
+        aux_hidden_state_layer_ids=IDS, train_data_ratio=train_config.write_dataset(twice, tmp_path / "data"),
         save_path=tmp_path / "checkpoints",
     )  # fmt: skip
     curves = train.run(config, tmp_path, often)
@@ -267,7 +269,7 @@ def test_an_epoch_whose_acceptance_was_not_measured_is_trained_again(tmp_path) -
     for epoch in (0, 1):
         (make(tmp_path / str(epoch)) / "training_state.json").write_text("{}")
     (tmp_path / "0" / train_watch.RECORD).write_text("{}")
-    so_far = train.Curves([], [{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": 1.0}])
+    so_far = train_curves.Curves([], [{"epoch": 0, "loss": 1.0}, {"epoch": 1, "loss": 1.0}])
     train.discard_unfinished(tmp_path, so_far, watched=False)
     assert (tmp_path / "1").is_dir()
     train.discard_unfinished(tmp_path, so_far, watched=True)
@@ -388,10 +390,10 @@ def test_a_missing_hidden_state_stops_the_training(job, tmp_path) -> None:
 
 def test_what_a_pack_cuts_off_is_counted_and_nothing_left_is_refused() -> None:
     rows = conversations(4, 1)  # 31 tokens, the first 6 a prompt
-    assert train.clipped(rows, 30) == (0, 0)
-    assert train.clipped(rows, 20) == (4, 40)
+    assert train_config.clipped(rows, 30) == (0, 0)
+    assert train_config.clipped(rows, 20) == (4, 40)
     with pytest.raises(UserError, match="no supervised token within pack_tokens"):
-        train.clipped(rows, 5)
+        train_config.clipped(rows, 5)
 
 
 def fresh_draft(job, **geometry):
@@ -483,11 +485,11 @@ def test_a_geometry_of_ones_own_is_what_is_trained(job, tmp_path) -> None:
 
 def test_the_split_needs_both_sides_in_order(tmp_path) -> None:
     rows = conversations(10, 2)
-    ratio = train.write_dataset(rows, tmp_path / "d")
+    ratio = train_config.write_dataset(rows, tmp_path / "d")
     assert int(len(rows) * ratio) == 8
     for bad in (rows[:8], rows[8:], rows[::-1]):
         with pytest.raises(UserError, match="split"):
-            train.write_dataset(bad, tmp_path / "x")
+            train_config.write_dataset(bad, tmp_path / "x")
 
 
 @given(st.integers(1, 500), st.integers(1, 500))
@@ -499,10 +501,10 @@ def test_rounding_never_moves_a_row_across_the_split(training: int, held_out: in
 STEP = {"train": {"loss": 5.0, "full_acc_0": 0.1, "error_records": 0}, "profile": {"tokens_per_s": 10.0}, "lr": 0.1}
 
 
-def curves(tmp_path, *rows: dict, tail: str = "") -> train.Curves:
+def curves(tmp_path, *rows: dict, tail: str = "") -> train_curves.Curves:
     file = tmp_path / "m.jsonl"
     file.write_text("".join(json.dumps(r) + "\n" for r in rows) + tail)
-    return train.read(file)
+    return train_curves.read(file)
 
 
 def test_curves_survive_a_torn_line_and_repeated_steps(tmp_path) -> None:
@@ -526,11 +528,11 @@ def test_a_run_that_cannot_have_learnt_is_not_believed(tmp_path, change, says) -
     step = STEP | {"global_step": 0, "epoch": 0, "train": STEP["train"] | change}
     found = curves(tmp_path, step, {"val": {"loss_epoch": 3.0}, "epoch": 0})
     if says is None:
-        train.refuse_nothing_learnt(found, 1)
+        train_curves.refuse_nothing_learnt(found, 1)
     else:
         with pytest.raises(UserError, match=says):
-            train.refuse_nothing_learnt(found, 1)
+            train_curves.refuse_nothing_learnt(found, 1)
     with pytest.raises(UserError, match="no training step"):
-        train.refuse_nothing_learnt(dataclasses.replace(found, steps=[]), 1)
+        train_curves.refuse_nothing_learnt(dataclasses.replace(found, steps=[]), 1)
     with pytest.raises(UserError, match="of 2 validations"):
-        train.refuse_nothing_learnt(found, 2)
+        train_curves.refuse_nothing_learnt(found, 2)
