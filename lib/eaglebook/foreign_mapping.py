@@ -71,6 +71,22 @@ def diagnose(d2t: np.ndarray, t2d: np.ndarray | None, vocab_size: int) -> Diagno
     return Diagnosis(kind, because, tuple(found))
 
 
+def adopt(path: Path, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """A mapping from elsewhere as this workbook's own: ``d2t`` as offsets, and ``t2d``. Raises UserError when it is not sound."""
+    d2t, t2d = read(path)
+    said = diagnose(d2t, t2d, vocab_size)
+    wrong = [problem for problem in said.problems if t2d is not None or not problem.startswith("no t2d")]
+    if wrong or said.kind == "unclear":
+        raise UserError(
+            f"{show(path)}: this mapping cannot be taken over",
+            expected="offsets or target ids of this verifier, sorted, each once",
+            found="; ".join(wrong) or said.because,
+            fix="look at what 03 says of it without use_foreign_mapping",
+        )
+    offsets = as_offsets(d2t) if said.kind == "target ids" else d2t
+    return offsets, np.isin(np.arange(vocab_size), vocab.target_ids(offsets))
+
+
 def as_offsets(target_ids: np.ndarray) -> np.ndarray:
     return target_ids - np.arange(len(target_ids))
 

@@ -145,7 +145,14 @@ class VocabMapping(Notebook):
     reserve: list[str] = ["special"]
     more_counts: list[str] = []
     foreign_mapping: str = ""
+    use_foreign_mapping: bool = False
     num_speculative_tokens: Positive = 3
+
+    @model_validator(mode="after")
+    def _what_is_used_is_named(self) -> Self:
+        if self.use_foreign_mapping and not self.foreign_mapping:
+            raise ValueError("use_foreign_mapping needs foreign_mapping: the draft or file whose tokens are taken")
+        return self
 
 
 class Train(Notebook):

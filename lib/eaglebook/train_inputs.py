@@ -112,6 +112,6 @@ def _continues(params: Train, ids: Sequence[int], d2t: np.ndarray) -> tuple[bool
     if not np.array_equal(own, d2t):
         return (
             False,
-            f"its {len(own)} tokens are not those of 03: give 03 its folder as foreign_mapping, and draft_vocab_size",
+            f"its {len(own)} tokens are not those of 03: give 03 its folder as foreign_mapping, and use_foreign_mapping: true",
         )
     return True, f"{show(folder)}"

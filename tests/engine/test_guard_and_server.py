@@ -173,3 +173,20 @@ def test_vllms_own_parser_takes_every_command_of_a_preset(tmp_path, preset) -> N
     assert done.returncode == 0, done.stderr[-2000:]
     size = ask.tensor_parallel_size
     assert done.stdout.splitlines()[-3:] == [f"{size} 2 True", f"{size} 1 True", f"{size} 1 True"]
+
+
+def test_a_logs_end_names_the_error_that_its_last_lines_hide(tmp_path) -> None:
+    noise = [
+        "[31mnanobind: leaked 514 functions!",
+        ' - leaked type "x"',
+        "resource_tracker: There appear to be 1 leaked objects",
+    ]
+    log = tmp_path / "log"
+    log.write_text(
+        "\n".join(["\x1b[31mERROR\x1b[0m RuntimeError: the cause", *[f"INFO line {n}" for n in range(40)], *noise])
+    )
+    lines = [line.strip() for line in server.tail(log).splitlines()]
+    assert lines[0] == "RuntimeError: the cause"
+    assert lines[-1] == "INFO line 39"
+    assert not any("leaked" in line for line in lines)
+    assert server.tail(tmp_path / "none") == ""

@@ -90,3 +90,25 @@ def test_what_holds_no_mapping_is_refused(tmp_path, name) -> None:
     torch.save({"d2t": foreign.Diagnosis("offsets", "", ())}, tmp_path / "object.pt")  # an object: never unpickled
     with pytest.raises(UserError, match="no vocabulary mapping"):
         foreign.read(tmp_path / name)
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_sound_mapping_is_taken_over_whatever_its_form(tmp_path, absolute: bool, masked: bool) -> None:
+    d2t, t2d = mapping([*range(20, 60), 70, 75, *range(90, 120)])
+    stored = {"d2t": d2t + np.arange(len(d2t)) if absolute else d2t} | ({"t2d": t2d} if masked else {})
+    save_file(stored, tmp_path / "model.safetensors")
+    taken = foreign.adopt(tmp_path, V)
+    assert np.array_equal(taken[0], d2t)
+    assert np.array_equal(taken[1], t2d)
+
+
+@pytest.mark.parametrize(
+    "d2t",
+    [np.array([400, 401, 402]), np.array([5, 4, 3, 2]), np.zeros(4, dtype=np.int64) - 1],
+    ids=["beyond", "falling", "below"],
+)
+def test_a_mapping_that_is_not_sound_is_not_taken_over(tmp_path, d2t) -> None:
+    save_file({"d2t": d2t}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="cannot be taken over"):
+        foreign.adopt(tmp_path, V)

@@ -126,3 +126,53 @@ def test_a_notebooks_namespace_is_read_strictly() -> None:
     with pytest.raises(UserError, match="learning_rate"):
         Train.from_namespace(namespace)
     assert Train.from_namespace({"epochs": 9, "other": 1}).epochs == 9
+
+
+def test_a_file_changes_its_base_key_by_key(tmp_path) -> None:
+    (tmp_path / "below.yaml").write_text("base: smoke\n04_train:\n  ttt_steps: 5\n  learning_rate: 1.0e-3\n")
+    loaded = load(
+        write(tmp_path, f"base: {tmp_path / 'below.yaml'}\ncommon:\n  epochs: 7\n04_train:\n  ttt_steps: 6\n")
+    )
+    train = loaded["04_train"]
+    assert (train.ttt_steps, train.learning_rate, train.epochs) == (6, 1.0e-3, 7)
+    assert loaded["01_responses"].max_new_tokens == load("smoke")["01_responses"].max_new_tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("base: no-such\n", "mine.yaml: base 'no-such'"),
+        ("base: {mine}\n", "it is its own base"),
+        ("base: [smoke]\n", "not blocks"),
+    ],
+)
+def test_a_base_that_leads_nowhere_is_refused(tmp_path, text: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        load(write(tmp_path, text.replace("{mine}", str(tmp_path / "mine.yaml"))))
+
+
+def test_common_sets_every_notebook_that_has_the_key() -> None:
+    loaded = load("smollm2", ["common.max_new_tokens=32", "07.max_new_tokens=16"])
+    assert [loaded[s].max_new_tokens for s in ("00_preflight", "01_responses", "07_serve")] == [32, 32, 16]
+    with pytest.raises(UserError, match="a key that some notebook has"):
+        load("smollm2", ["common.nothing=1"])
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_00_plans_with_what_the_others_do(preset: str) -> None:
+    """A key that 00 shares with a later notebook has the same value there, or the plan is of another run."""
+    loaded = load(preset)
+    own = {
+        "benchmarks",
+        "max_benchmark_prompts",
+        "max_new_tokens",
+        "kv_cache_gb",
+    }  # 07 measures with sets and sizes of its own
+    for stem in list(STAGES)[1:]:
+        for key, value in loaded["00_preflight"].model_dump().items():
+            if (
+                key not in {"preset", "run_dir"}
+                and hasattr(loaded[stem], key)
+                and not (stem == "07_serve" and key in own)
+            ):
+                assert getattr(loaded[stem], key) == value, (stem, key)
