@@ -1,16 +1,13 @@
-"""An engine inside the process that asks: for the two scripts that run in vLLM's own environment beside this file.
+"""An engine inside the process that asks: for the two scripts beside this file that run in vLLM's own environment.
 
-Imports vLLM and the standard library only (``import in_process``: a script finds what lies beside it). Written for vLLM 0.32.
+Imports vLLM and the standard library only (``import in_process``: a script finds what lies beside it). The scripts set
+``VLLM_ENABLE_V1_MULTIPROCESSING`` to 0 before vLLM is imported. Written for vLLM 0.32.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Any
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # an error arrives as itself
 
 
 def engine(**options: Any) -> Any:

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import in_process
-
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # rung 5 in this process: an error arrives as itself
 
 _TORCH_DTYPES = {
     "BF16": "bfloat16",
@@ -120,6 +120,7 @@ def rung_4(ask: dict[str, Any]) -> str:
 
 def rung_5(ask: dict[str, Any]) -> str:
     """Engine: real draft weights beside a dummy verifier cut to a few layers, one greedy request."""
+    import in_process
     from vllm import SamplingParams
 
     llm = in_process.engine(

@@ -16,14 +16,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import in_process
-
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def serve(job: dict[str, Any]) -> dict[str, Any]:
     """One engine, the job's prompts, and what its counters say. The stage of a failure is "load" or "request"."""
+    import in_process
     from vllm import SamplingParams
 
     k = job["num_speculative_tokens"]
