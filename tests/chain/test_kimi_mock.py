@@ -70,7 +70,7 @@ def test_the_export_is_the_published_layout_with_a_head_dim_of_its_own(run: Path
     assert (config["num_attention_heads"], config["head_dim"], config["hidden_size"]) == (2, 128, mocks.HIDDEN)
     rope = config.get("rope_parameters") or config["rope_scaling"]
     assert (rope["rope_type"], rope["factor"]) == ("yarn", 64.0)
-    assert headers.read_folder(flat)["layers.0.self_attn.q_proj.weight"].shape == (256, 2 * mocks.HIDDEN)
+    assert headers.read_folder(flat)["midlayer.self_attn.q_proj.weight"].shape == (256, 2 * mocks.HIDDEN)
 
 
 def test_the_draft_is_served_as_it_was_trained(run: Path) -> None:
