@@ -32,9 +32,11 @@ def of(
     path = verifier.folder(p.verifier_name_or_path)
     facts = verifier_config.read(path)
     parameters, weight_bytes, source = verifier_size.parameters_and_bytes(path)
-    draft, has, count = plan.geometry(p, facts), plan.of_machine(p), _count(p)
+    draft, has = plan.geometry(p, facts), plan.of_machine(p)
+    asked = [] if p.prompt_source.startswith("hf:") else prompts.load(p.prompt_source, p.max_prompts)
+    count = len(asked) or _stated_count(p)
     speed = plan.rates(p, parameters, draft, _gemm_flops(p))
-    lengths = {"prompt_tokens": _prompt_tokens(p, path), "benchmark_prompts": plan.benchmark_prompts(p)}
+    lengths = {"prompt_tokens": _prompt_tokens(p, path, asked), "benchmark_prompts": plan.benchmark_prompts(p)}
     made = plan.estimate(p, draft, weight_bytes, speed, has, prompts=count, **lengths)
     wrong = plan.problems(p, facts, made, has)
     if as_json:
@@ -63,10 +65,8 @@ def of(
     return int(bool(wrong))
 
 
-def _count(p: Preflight) -> int:
-    """Prompts of the source, as far as that is known here."""
-    if not p.prompt_source.startswith("hf:"):
-        return len(prompts.load(p.prompt_source, p.max_prompts))
+def _stated_count(p: Preflight) -> int:
+    """Prompts of a source that is not here."""
     if not p.max_prompts:
         raise UserError(
             f"{p.prompt_source}: how many prompts are in it is not known before it is downloaded",
@@ -76,14 +76,13 @@ def _count(p: Preflight) -> int:
     return p.max_prompts
 
 
-def _prompt_tokens(p: Preflight, folder: Path) -> int:
+def _prompt_tokens(p: Preflight, folder: Path, asked: list[prompts.Prompt]) -> int:
     """As the params file says; else as the verifier's tokenizer renders them, where both are here; else at their longest."""
-    if p.mean_prompt_tokens or p.prompt_source.startswith("hf:") or not (folder / "tokenizer_config.json").is_file():
+    if p.mean_prompt_tokens or not asked or not (folder / "tokenizer_config.json").is_file():
         return p.mean_prompt_tokens or p.max_prompt_tokens
     tokenizer = verifier.load_tokenizer(
         verifier.resolve(p.verifier_name_or_path), trust_remote_code=p.trust_remote_code
     )
-    asked = prompts.load(p.prompt_source, p.max_prompts)
     return templates.mean_length(tokenizer, [q.messages for q in asked], p.max_prompt_tokens)
 
 

@@ -58,7 +58,6 @@ class Plan:
     """
 
     tokens: int
-    trained_tokens: int
     bytes_per_token: int
     draft: Geometry
     disk_bytes: dict[str, int]
@@ -130,13 +129,9 @@ def estimate(
         if stage == "04_train" and p.delete_hidden_states:
             used -= states
     start_s = _KERNEL_START_S + _SERVER_START_S + weight_bytes / speed.load_bytes
-    servers = (
-        1 if p.engine == "vllm" else 0,
-        2 + len(set(p.num_speculative_tokens_sweep) - {p.num_speculative_tokens}),
-    )
+    load_tests = 2 + len(set(p.num_speculative_tokens_sweep) - {p.num_speculative_tokens})  # servers that 07 starts
     return Plan(
         tokens=tokens,
-        trained_tokens=trained,
         bytes_per_token=hidden_states.sample_bytes(1, draft.num_aux, draft.hidden_size, p.storage),
         draft=draft,
         disk_bytes=disk,
@@ -145,12 +140,12 @@ def estimate(
         seconds={
             "01_responses": start_s
             + (answered * p.max_new_tokens + p.own_questions * _QUESTION_TOKENS) / speed.generation,
-            "02_hidden_states": _KERNEL_START_S + max(1, servers[0]) * start_s + tokens / speed.extraction,
+            "02_hidden_states": _KERNEL_START_S + start_s + tokens / speed.extraction,
             "03_vocab_mapping": _KERNEL_START_S,
             "04_train": 2 * _KERNEL_START_S + p.epochs * trained / speed.training,
             "05_checkpoint": _KERNEL_START_S,
             "06_load_ladder": _LADDER_AND_FAULTS_S,
-            "07_serve": _LOAD_TESTS_S + servers[1] * (start_s - _SERVER_START_S),
+            "07_serve": _LOAD_TESTS_S + load_tests * (start_s - _SERVER_START_S),
         },
     )
 
@@ -180,7 +175,7 @@ def problems(p: Preflight, facts: VerifierFacts, plan: Plan, has: Machine) -> li
     """Everything about a plan that does not fit."""
     layers, vocabulary, ids = facts.num_layers or 0, facts.vocab_size or 0, p.aux_hidden_state_layer_ids
     found = []
-    if ids and (sorted(set(ids)) != ids or not ids[0] > 0 or ids[-1] >= layers):
+    if ids and (sorted(set(ids)) != ids or ids[0] < 1 or ids[-1] >= layers):
         found.append(
             Problem(
                 "the aux hidden state layer ids",
