@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from eaglebook import hidden_states, responses, train, train_config, verifier, vocab
+from eaglebook import responses, states_files, train, train_config, verifier, vocab
 from eaglebook.params import Train
 
 BASE: dict[str, Any] = dict(
@@ -130,10 +130,8 @@ def with_ids(states: Path, ids: list[int], cache: Path) -> Path:
         (target / "hidden_states").mkdir(parents=True, exist_ok=True)
         slots = [*(there.index(i) for i in ids), -1]
         for row in range(len(index["rows"])):
-            full, tokens = hidden_states.read(states / "hidden_states" / hidden_states.file_name(row))
-            hidden_states.write(
-                target / "hidden_states" / hidden_states.file_name(row), full[:, slots], tokens.tolist()
-            )
+            full, tokens = states_files.read(states / "hidden_states" / states_files.file_name(row))
+            states_files.write(target / "hidden_states" / states_files.file_name(row), full[:, slots], tokens.tolist())
         (target / "index.json").write_text(json.dumps(index | {"aux_hidden_state_layer_ids": ids}))
     return target
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 
-from eaglebook import hidden_states, machine, paths
+from eaglebook import machine, paths, states_files
 from eaglebook.checkpoint.verifier_config import VerifierFacts
 from eaglebook.draft_size import Geometry
 from eaglebook.params import Preflight
@@ -115,7 +115,7 @@ def estimate(
     answered = prompts + p.own_questions + benchmark_prompts
     tokens = answered * (prompt_tokens + p.max_new_tokens)
     trained = (prompts + p.own_questions) * (prompt_tokens + p.max_new_tokens)
-    states = hidden_states.sample_bytes(tokens, draft.num_aux, draft.hidden_size, p.storage)
+    states = states_files.sample_bytes(tokens, draft.num_aux, draft.hidden_size, p.storage)
     disk = {
         "01_responses": tokens * 12,
         "02_hidden_states": states,
@@ -132,7 +132,7 @@ def estimate(
     load_tests = 2 + len(set(p.num_speculative_tokens_sweep) - {p.num_speculative_tokens})  # servers that 07 starts
     return Plan(
         tokens=tokens,
-        bytes_per_token=hidden_states.sample_bytes(1, draft.num_aux, draft.hidden_size, p.storage),
+        bytes_per_token=states_files.sample_bytes(1, draft.num_aux, draft.hidden_size, p.storage),
         draft=draft,
         disk_bytes=disk,
         disk_after=after,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eaglebook import foreign_mapping, hidden_states, vocab
+from eaglebook import foreign_mapping, states_files, vocab
 from eaglebook.checkpoint import headers
 from eaglebook.errors import UserError
 from eaglebook.params import Train
@@ -35,15 +35,15 @@ def checks(
     """Named findings about the inputs of a training: whether it holds, and what was found."""
     ids, rows = index["aux_hidden_state_layer_ids"], range(len(conversations))
     sequences = [c.input_ids for c in conversations]
-    absent = {row for row in rows if not (states / hidden_states.file_name(row)).is_file()}
+    absent = {row for row in rows if not (states / states_files.file_name(row)).is_file()}
     other = [
         row
         for row in rows
-        if row not in absent and _shape(states / hidden_states.file_name(row))
+        if row not in absent and _shape(states / states_files.file_name(row))
         != (len(sequences[row]), len(ids) + 1, verifier.hidden_size)
     ]  # fmt: skip
     whole = not absent and not other
-    wrong = hidden_states.validate(states, sequences, rows[:: -(-len(rows) // _DEEPLY_READ)]) if whole else {}
+    wrong = states_files.validate(states, sequences, rows[:: -(-len(rows) // _DEEPLY_READ)]) if whole else {}
     faults = vocab.problems(d2t, t2d)
     beyond = [c.id for c in conversations if max(c.input_ids) >= verifier.vocab_size]
     found = {
@@ -75,7 +75,7 @@ def samples(
     def read() -> Iterator[tuple[torch.Tensor, Sequence[int], Sequence[int]]]:
         for row, c in enumerate(conversations):
             if c.split == split:
-                yield hidden_states.read(states / hidden_states.file_name(row))[0], c.input_ids, c.loss_mask
+                yield states_files.read(states / states_files.file_name(row))[0], c.input_ids, c.loss_mask
 
     return read
 

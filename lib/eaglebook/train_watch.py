@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eaglebook import acceptance, hidden_states, manifests, responses
+from eaglebook import acceptance, manifests, responses, states_files
 from eaglebook.acceptance import Acceptance
 from eaglebook.responses import Conversation
 
@@ -133,7 +133,7 @@ def choose(conversations: list[Conversation], states: Path, count: int) -> dict[
     rows: dict[str, list[Sample]] = {}
     for row, conversation in enumerate(conversations):
         if conversation.split != responses.TRAIN:
-            rows.setdefault(conversation.split, []).append((states / hidden_states.file_name(row), conversation))
+            rows.setdefault(conversation.split, []).append((states / states_files.file_name(row), conversation))
     return {split: some[:: -(-len(some) // count)] if count else some for split, some in rows.items()}
 
 
@@ -141,7 +141,7 @@ def training_states(conversations: Path, states: Path, count: int) -> Iterator[t
     """Hidden states of at most ``count`` conversations that are trained on, evenly spread."""
     rows = [row for row, c in enumerate(responses.read(conversations)) if c.split == responses.TRAIN]
     for row in rows[:: -(-len(rows) // count)]:
-        yield hidden_states.read(states / hidden_states.file_name(row))[0]
+        yield states_files.read(states / states_files.file_name(row))[0]
 
 
 def measure(trainer: Any, samples: dict[str, list[Sample]], positions: int) -> dict[str, Acceptance]:
@@ -153,7 +153,7 @@ def measure(trainer: Any, samples: dict[str, list[Sample]], positions: int) -> d
     found = {}
     with torch.autocast(trainer.device_type, dtype=trainer.config.hidden_states_dtype):
         for split, some in samples.items():
-            read = ((hidden_states.read(file)[0], c.input_ids, c.loss_mask) for file, c in some)
+            read = ((states_files.read(file)[0], c.input_ids, c.loss_mask) for file, c in some)
             found[split] = acceptance.evaluate(draft, read, positions)["as_served"]
     draft.train()
     return found

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from eaglebook import hidden_states, manifests, responses, verifier
+from eaglebook import manifests, responses, states_files, verifier
 from eaglebook.engine import server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -104,15 +104,15 @@ def test_two_shares_are_one_set_of_states_and_a_killed_one_goes_on(run: Path) ->
     assert again.returncode == 0, again.stderr
     assert "goes on from the artifacts" in again.stdout
     done = run.with_name("out-rank1") / "02_hidden_states" / "artifacts" / "hidden_states"
-    assert sorted(f.name for f in done.iterdir()) == sorted(map(hidden_states.file_name, share))
+    assert sorted(f.name for f in done.iterdir()) == sorted(map(states_files.file_name, share))
     whole = [f.name for f in kept if (done / f.name).stat().st_mtime_ns == kept[f]]
     assert len(whole) >= len(kept) - 2, "what was whole was not computed again"
 
     together = ran(first)
     assert together.returncode == 0, together.stdout + together.stderr
     folder = run / "02_hidden_states" / "artifacts" / "hidden_states"
-    assert sorted(f.name for f in folder.iterdir()) == sorted(map(hidden_states.file_name, range(len(sequences))))
-    assert hidden_states.validate(folder, sequences) == {}
+    assert sorted(f.name for f in folder.iterdir()) == sorted(map(states_files.file_name, range(len(sequences))))
+    assert states_files.validate(folder, sequences) == {}
     metrics = json.loads((run / "02_hidden_states" / "metrics.json").read_text())
     assert (metrics["files"], metrics["tokens"]) == (len(sequences), sum(map(len, sequences)))
     assert ran(command(run, "--stage", "03", "--set", "02.rank=1")).returncode == 2  # a share is of 02 alone

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from eaglebook import hidden_states, verifier
+from eaglebook import hidden_states, states_files, verifier
 from eaglebook.engine import extraction, server
 from eaglebook.errors import UserError
 
@@ -32,11 +32,11 @@ def test_a_server_writes_what_the_hooks_write(tiny_verifier, tmp_path) -> None:
         ask = {"rows": [0, 1, 2], "concurrency": 3}
         first = extraction.extract([gone, vllm], sequences, IDS, HIDDEN, folder, scratch, **ask)
         assert (first.files, first.skipped, first.tokens) == (3, 0, 62)  # what the dead one failed, the other did
-        (folder / hidden_states.file_name(1)).write_bytes(b"torn")
+        (folder / states_files.file_name(1)).write_bytes(b"torn")
         rest = extraction.extract([vllm], sequences, IDS, HIDDEN, folder, scratch)
         assert (rest.files, rest.skipped) == (6, 2)
         assert extraction.extract([gone], sequences, IDS, HIDDEN, folder, scratch).skipped == 6
-        (folder / hidden_states.file_name(4)).unlink()
+        (folder / states_files.file_name(4)).unlink()
         with pytest.raises(UserError, match="another file than was asked"):
             extraction.extract([vllm], sequences, IDS, HIDDEN + 1, folder, scratch, rows=[4])
         with pytest.raises(UserError, match="died while serving"):
@@ -44,11 +44,11 @@ def test_a_server_writes_what_the_hooks_write(tiny_verifier, tmp_path) -> None:
         extraction.extract([vllm], sequences, IDS, HIDDEN, folder, scratch)
     assert not server.leftovers()
     assert not scratch.exists()
-    assert hidden_states.validate(folder, sequences) == {}
-    assert sorted(f.name for f in folder.iterdir()) == sorted(map(hidden_states.file_name, range(6)))
+    assert states_files.validate(folder, sequences) == {}
+    assert sorted(f.name for f in folder.iterdir()) == sorted(map(states_files.file_name, range(6)))
     model = verifier.load_model(verifier.resolve(str(tiny_verifier)))
     for row, sequence in enumerate(sequences):
-        theirs = hidden_states.read(folder / hidden_states.file_name(row))[0].float()
+        theirs = states_files.read(folder / states_files.file_name(row))[0].float()
         ours = hidden_states.capture(model, [sequence], IDS)[0].float()
         assert (theirs - ours).norm() / ours.norm() < 0.03, row
     streams = hidden_states.identify(model, theirs, sequence)

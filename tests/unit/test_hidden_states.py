@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from eaglebook import hidden_states, verifier
+from eaglebook import hidden_states, states_files, verifier
 from eaglebook.errors import UserError
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,16 +55,16 @@ def test_ids_that_cannot_be_captured_are_refused(model, sequences, ids) -> None:
 def test_files_are_what_speculators_reads_and_only_missing_ones_are_made(model, sequences, tmp_path) -> None:
     first = hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=32)
     assert (first.files, first.skipped, first.tokens) == (5, 0, sum(map(len, sequences)))
-    assert hidden_states.validate(tmp_path, sequences) == {}
+    assert states_files.validate(tmp_path, sequences) == {}
     before = {f.name: f.stat().st_mtime_ns for f in tmp_path.iterdir()}
-    assert all((tmp_path / n).stat().st_size - hidden_states.sample_bytes(len(s), 3, 64) < 300
-               for n, s in ((hidden_states.file_name(i), s) for i, s in enumerate(sequences)))  # fmt: skip
-    damaged = tmp_path / hidden_states.file_name(1)
+    assert all((tmp_path / n).stat().st_size - states_files.sample_bytes(len(s), 3, 64) < 300
+               for n, s in ((states_files.file_name(i), s) for i, s in enumerate(sequences)))  # fmt: skip
+    damaged = tmp_path / states_files.file_name(1)
     damaged.write_bytes(damaged.read_bytes()[:-10])
-    (tmp_path / hidden_states.file_name(3)).unlink()
+    (tmp_path / states_files.file_name(3)).unlink()
     again = hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=32)
     assert again.skipped == 3
-    assert hidden_states.validate(tmp_path, sequences) == {}
+    assert states_files.validate(tmp_path, sequences) == {}
     same = [name for name, when in before.items() if (tmp_path / name).stat().st_mtime_ns == when]
     assert len(same) == 3
 
@@ -73,11 +73,11 @@ def test_speculators_check_catches_nan_and_other_tokens(model, sequences, tmp_pa
     from safetensors.torch import load_file, save_file
 
     hidden_states.extract(model, sequences[:2], IDS, tmp_path, token_budget=64)
-    file = tmp_path / hidden_states.file_name(0)
+    file = tmp_path / states_files.file_name(0)
     tensors = load_file(file)
     tensors["hidden_states"][0, 0, 0] = float("nan")
     save_file(tensors, file)
-    assert len(hidden_states.validate(tmp_path, [sequences[0], sequences[1][::-1]])) == 2
+    assert len(states_files.validate(tmp_path, [sequences[0], sequences[1][::-1]])) == 2
 
 
 def test_damaged_files_are_found_dropped_and_made_again(model, sequences, tmp_path) -> None:
@@ -85,31 +85,31 @@ def test_damaged_files_are_found_dropped_and_made_again(model, sequences, tmp_pa
 
     hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=64)
     for row, (name, value) in {0: ("hidden_states", float("inf")), 2: ("token_ids", 7)}.items():
-        file = tmp_path / hidden_states.file_name(row)
+        file = tmp_path / states_files.file_name(row)
         tensors = load_file(file)
         tensors[name].view(-1)[0] = value
         save_file(tensors, file)
-    (tmp_path / hidden_states.file_name(3)).write_bytes(b"not a tensor file")
-    (tmp_path / hidden_states.file_name(4)).unlink()
-    assert hidden_states.drop_damaged(tmp_path, sequences, range(5)) == [0, 2, 3]
+    (tmp_path / states_files.file_name(3)).write_bytes(b"not a tensor file")
+    (tmp_path / states_files.file_name(4)).unlink()
+    assert states_files.drop_damaged(tmp_path, sequences, range(5)) == [0, 2, 3]
     assert hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=64).skipped == 1
-    assert hidden_states.validate(tmp_path, sequences) == {}
+    assert states_files.validate(tmp_path, sequences) == {}
 
 
 def test_float8_takes_half_the_disk_and_its_error_is_small(model, sequences, tmp_path) -> None:
     for storage in ("bfloat16", "float8"):
         (tmp_path / storage).mkdir()
         hidden_states.extract(model, sequences, IDS, tmp_path / storage, token_budget=64, storage=storage)
-        assert hidden_states.validate(tmp_path / storage, sequences) == {}
+        assert states_files.validate(tmp_path / storage, sequences) == {}
         assert (
             hidden_states.extract(model, sequences, IDS, tmp_path / storage, token_budget=64, storage=storage).skipped
             == 5
         )
         for row, sequence in enumerate(sequences):
-            file = tmp_path / storage / hidden_states.file_name(row)
-            assert file.stat().st_size - hidden_states.sample_bytes(len(sequence), 3, 64, storage) < 400
+            file = tmp_path / storage / states_files.file_name(row)
+            assert file.stat().st_size - states_files.sample_bytes(len(sequence), 3, 64, storage) < 400
     whole, small = (
-        hidden_states.read(tmp_path / s / hidden_states.file_name(4))[0].float() for s in ("bfloat16", "float8")
+        states_files.read(tmp_path / s / states_files.file_name(4))[0].float() for s in ("bfloat16", "float8")
     )
     assert 0 < (whole - small).norm() / whole.norm() < 0.05
     assert hidden_states.convention(IDS, hidden_states.identify(model, small, sequences[4])) == "input"
@@ -121,9 +121,9 @@ def test_speculators_own_loader_reads_both_kinds(model, sequences, tmp_path) -> 
     from hs_connectors.transfer import FP8Transfer
 
     hidden_states.extract(model, sequences[:1], IDS, tmp_path, token_budget=64, storage="float8")
-    hidden_states.write(
-        tmp_path / hidden_states.file_name(1),
-        hidden_states.read(tmp_path / hidden_states.file_name(0))[0],
+    states_files.write(
+        tmp_path / states_files.file_name(1),
+        states_files.read(tmp_path / states_files.file_name(0))[0],
         sequences[0],
     )
     loader = FP8Transfer(tmp_path)
@@ -137,7 +137,7 @@ def test_machines_share_the_work_and_meet_nowhere(model, sequences, tmp_path) ->
     done = [hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=64, rows=share) for share in shares]
     assert [d.files for d in done] == [3, 2]
     assert [d.skipped for d in done] == [0, 0]
-    assert hidden_states.validate(tmp_path, sequences) == {}
+    assert states_files.validate(tmp_path, sequences) == {}
 
 
 def test_a_disk_that_fills_up_stops_the_capture_and_keeps_what_is_there(
@@ -182,7 +182,7 @@ def test_out_of_memory_halves_the_batch_and_goes_on(model, sequences, tmp_path, 
     monkeypatch.setattr(hidden_states, "capture", small_machine)
     hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=1000)
     assert max(sizes) > 1
-    assert hidden_states.validate(tmp_path, sequences) == {}
+    assert states_files.validate(tmp_path, sequences) == {}
 
     def broken(model, batch, ids):
         raise RuntimeError("shapes do not match")
@@ -195,10 +195,10 @@ def test_out_of_memory_halves_the_batch_and_goes_on(model, sequences, tmp_path, 
 def test_a_disk_too_small_is_refused_with_both_numbers(tmp_path) -> None:
     free = shutil.disk_usage(tmp_path).free
     with pytest.raises(UserError) as error:
-        hidden_states.require_space(tmp_path, free, reserve_bytes=1_000_000_000)
+        states_files.require_space(tmp_path, free, reserve_bytes=1_000_000_000)
     assert f"{free:,} bytes and a reserve" in str(error.value)
     assert "bytes free" in str(error.value)
-    hidden_states.require_space(tmp_path, 1, reserve_bytes=0)
+    states_files.require_space(tmp_path, 1, reserve_bytes=0)
 
 
 @given(st.lists(st.integers(1, 500), max_size=60), st.integers(1, 2000))

@@ -18,6 +18,7 @@ from eaglebook import (
     guard,
     hidden_states,
     responses,
+    states_files,
     train,
     train_config,
     train_curves,
@@ -106,7 +107,7 @@ def test_it_trains_for_real_and_leaves_the_verifiers_parts_alone(job, tmp_path) 
     assert torch.equal(draft.embed_tokens.weight, model.model.embed_tokens.weight)
     held_out = [(r, c) for r, c in enumerate(rows) if c.split == HELD_OUT]
     samples = [
-        (hidden_states.read(folder / "hs" / f"hs_{r}.safetensors")[0], c.input_ids, c.loss_mask) for r, c in held_out
+        (states_files.read(folder / "hs" / f"hs_{r}.safetensors")[0], c.input_ids, c.loss_mask) for r, c in held_out
     ]
     result = acceptance.evaluate(draft, samples, 3)
     assert result["every_position"].drafts == 4 * 24
@@ -360,10 +361,10 @@ def test_states_that_are_not_numbers_are_seen_before_training(job, tmp_path) -> 
     states = make(tmp_path / "hs")
     for file in (folder / "hs").iterdir():
         (states / file.name).symlink_to(file)
-    broken, ids = hidden_states.read(folder / "hs/hs_0.safetensors")
+    broken, ids = states_files.read(folder / "hs/hs_0.safetensors")
     broken[3, 1, 7] = float("nan")
     (states / "hs_0.safetensors").unlink()
-    hidden_states.write(states / "hs_0.safetensors", broken, ids.tolist())
+    states_files.write(states / "hs_0.safetensors", broken, ids.tolist())
     index = {"rows": [c.id for c in rows], "verifier": found.name, "aux_hidden_state_layer_ids": IDS}
     found_out = train_inputs.checks(params, found, rows, states, index, *vocab.load(folder))
     assert [name for name, (ok, _) in found_out.items() if not ok] == [
@@ -424,7 +425,7 @@ def test_the_warm_start_copies_the_verifiers_last_layer(job) -> None:
 def test_the_fitted_start_is_the_least_squares_guess_of_the_next_positions_state(job) -> None:
     _, _, _, _, folder = job
     draft = fresh_draft(job)
-    states = [hidden_states.read(folder / f"hs/hs_{row}.safetensors")[0] for row in range(20)]
+    states = [states_files.read(folder / f"hs/hs_{row}.safetensors")[0] for row in range(20)]
     warm_start.fit(draft, states, ridge=0.0)
     now = torch.cat([s[1:-1, :-1].flatten(1) for s in states]).double()
     following = torch.cat([s[2:, -2] for s in states]).double()

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from eaglebook import hidden_states
+from eaglebook import states_files
 from eaglebook.engine import background
 from eaglebook.engine.server import Server, died, on_cpu
 from eaglebook.errors import UserError
@@ -58,7 +58,7 @@ def extract(
     *,
     rows: Sequence[int] | None = None,
     concurrency: int = 8,
-    storage: hidden_states.Storage = "bfloat16",
+    storage: states_files.Storage = "bfloat16",
 ) -> Extraction:
     """Write ``hs_<row>.safetensors`` for every sequence (or those in ``rows``); complete files are skipped.
 
@@ -70,7 +70,7 @@ def extract(
     from speculators.data_generation.vllm_client import generate_hidden_states_async, wait_for_lock_async
 
     wanted = range(len(sequences)) if rows is None else rows
-    todo = hidden_states.missing(folder, sequences, wanted, len(layer_ids), hidden_size, storage)
+    todo = states_files.missing(folder, sequences, wanted, len(layer_ids), hidden_size, storage)
     todo.sort(key=lambda row: -len(sequences[row]))  # short ones last: no long one is left to wait for at the end
     bar = Progress("hidden states", len(wanted), start=len(wanted) - len(todo), unit="conversations")
 
@@ -92,7 +92,7 @@ def extract(
             if lock.exists():
                 await wait_for_lock_async(lock, timeout=600, poll_interval=0.01)
             found = Path(path)
-            if not hidden_states.is_complete(found, len(ids), len(layer_ids), hidden_size):
+            if not states_files.is_complete(found, len(ids), len(layer_ids), hidden_size):
                 raise UserError(
                     f"vLLM wrote another file than was asked for row {row}",
                     expected=f"{len(ids)} tokens, {len(layer_ids) + 1} slots of {hidden_size}",
@@ -100,9 +100,9 @@ def extract(
                     fix="see the server's log; the server must see the same disk as this process",
                 )
             if storage == "bfloat16":
-                found.replace(folder / hidden_states.file_name(row))
+                found.replace(folder / states_files.file_name(row))
             else:
-                hidden_states.write(folder / hidden_states.file_name(row), hidden_states.read(found)[0], ids, storage)
+                states_files.write(folder / states_files.file_name(row), states_files.read(found)[0], ids, storage)
                 found.unlink()
             with contextlib.suppress(OSError):
                 found.parent.rmdir()
