@@ -207,6 +207,46 @@ def _published_name(key: str) -> str:
     return re.sub(r"^model\.mm_projector", "mm_projector", key)
 
 
+def pack_experts(folder: Path, packed: Path) -> None:
+    """Write ``folder`` (a `kimi_k25`) again as ``packed``: its routed experts in INT4 as published, those of ``folder`` rounded.
+
+    Eight numbers in an int32, groups of 32 with a bf16 scale, zero at 8. Both folders then hold the same model.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(folder, packed)
+    where = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        rounded, stored = load_file(file), {}
+        for name, weight in rounded.items():
+            if ".mlp.experts." not in name:
+                stored[name] = weight
+                continue
+            groups = weight.unflatten(1, (-1, 32))
+            scale = (groups.abs().amax(-1, keepdim=True) / 7).bfloat16()
+            whole = (groups / scale.float()).round().clamp(-8, 7)
+            rounded[name] = (whole * scale.float()).flatten(1)
+            shifts = torch.arange(0, 32, 4)
+            nibbles = (whole.flatten(1).long() + 8).unflatten(1, (-1, 8)) << shifts
+            stem = name.removesuffix(".weight")
+            stored[f"{stem}.weight_packed"] = nibbles.sum(-1).to(torch.int32)
+            stored[f"{stem}.weight_scale"] = scale.squeeze(-1)
+            stored[f"{stem}.weight_shape"] = torch.tensor(weight.shape)
+        save_file(rounded, file, metadata={"format": "pt"})
+        save_file(stored, packed / file.name, metadata={"format": "pt"})
+        where |= dict.fromkeys(stored, file.name)
+    (packed / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+    text = json.loads((packed / "config.json").read_text())["text_config"]
+    text["quantization_config"] = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+        "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}},
+        "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
+    }  # fmt: skip
+    _edit_config(packed, text_config=text)
+
+
 def _edit_config(folder: Path, **changes: Any) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes, indent=1))

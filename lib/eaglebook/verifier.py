@@ -166,7 +166,11 @@ def load_tokenizer(verifier: Verifier, *, trust_remote_code: bool = False) -> An
 
 
 def load_model(verifier: Verifier, *, dtype: str = "bfloat16", trust_remote_code: bool = False) -> Any:
-    """The verifier as a transformers model in eval mode. Refuses missing weights (they would be random)."""
+    """The verifier as a transformers model in eval mode. Refuses missing weights (they would be random).
+
+    What only images pass through may be missing: Kimi-K2.5's published INT4 block names no exception for its vision
+    tower, so transformers 5.19 looks for packed weights there and leaves it random.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV3Config
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
@@ -183,22 +187,36 @@ def load_model(verifier: Verifier, *, dtype: str = "bfloat16", trust_remote_code
         config = AutoConfig.from_pretrained(verifier.path, trust_remote_code=trust_remote_code)
     nested_only = config.model_type not in CAUSAL and config.model_type in WITH_IMAGES
     load: Any = AutoModelForImageTextToText if nested_only else AutoModelForCausalLM
-    model, info = load.from_pretrained(
-        verifier.path,
-        config=config,
-        dtype=getattr(torch, dtype),
-        trust_remote_code=trust_remote_code,
-        output_loading_info=True,
-    )
-    missing = [key for key in info["missing_keys"] if key != "lm_head.weight" or not verifier.tied]
-    if missing:
-        raise UserError(
-            f"verifier {verifier.name}: weights are missing",
-            expected="every tensor of the model",
-            found=f"no {', '.join(sorted(missing)[:3])}",
-            fix="copy the checkpoint again",
+    try:
+        model, info = load.from_pretrained(
+            verifier.path,
+            config=config,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
         )
+    except RuntimeError as error:  # one of several experts that transformers joins
+        if "conversion of the weights" not in str(error):
+            raise
+        raise _incomplete(verifier, "experts that cannot be joined; the table above names them") from None
+    decoder = next(name for name, module in model.named_modules() if module is model.get_decoder())
+    missing = [
+        key
+        for key in info["missing_keys"]
+        if key.startswith(f"{decoder}.") or (key.endswith("lm_head.weight") and not verifier.tied)
+    ]
+    if missing:
+        raise _incomplete(verifier, f"no {', '.join(sorted(missing)[:3])}")
     return model.to(torch.accelerator.current_accelerator() or "cpu").eval()
+
+
+def _incomplete(verifier: Verifier, found: str) -> UserError:
+    return UserError(
+        f"verifier {verifier.name}: weights are missing",
+        expected="every tensor of the model",
+        found=found,
+        fix="copy the checkpoint again",
+    )
 
 
 def load_tensor(verifier: Verifier, key: str) -> Any:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import mocks
 import pytest
 import torch
 from eaglebook import hidden_states, verifier
+from eaglebook.errors import UserError
+from safetensors.torch import load_file, save_file
 
 IDS = [2, 4, 5]
 
@@ -39,3 +43,31 @@ def test_a_conversation_alone_and_in_a_batch(model, sequences) -> None:
     for sequence, states in zip(sequences, together, strict=True):
         (alone,) = hidden_states.capture(model, [sequence], IDS)
         assert ((alone.float() - states.float()).norm() / alone.float().norm()).item() < 0.01
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    """Kimi-K2.5 with INT4 experts, beside the same model with their rounded values."""
+    folder = tmp_path_factory.mktemp("packed")
+    mocks.build("kimi_k25", folder / "rounded")
+    mocks.pack_experts(folder / "rounded", folder / "packed")
+    return folder
+
+
+def test_packed_experts_are_unpacked(packed, sequences) -> None:
+    ours, theirs = (
+        hidden_states.capture(
+            verifier.load_model(verifier.resolve(str(packed / name)), dtype="float32"), sequences[1:2], IDS
+        )[0].float()
+        for name in ("packed", "rounded")
+    )
+    assert ((ours - theirs).norm() / theirs.norm()).item() < 0.005
+
+
+@pytest.mark.parametrize("part", ["mlp.experts.3.up_proj.weight_packed", "mlp.shared_experts.up_proj.weight"])
+def test_a_weight_that_is_not_there_is_refused(packed, tmp_path, part: str) -> None:
+    folder = shutil.copytree(packed / "packed", tmp_path / "torn")
+    for file in folder.glob("*.safetensors"):
+        save_file({name: t for name, t in load_file(file).items() if not name.endswith(f"2.{part}")}, file)
+    with pytest.raises(UserError, match="weights are missing"):
+        verifier.load_model(verifier.resolve(str(folder)), dtype="float32")
