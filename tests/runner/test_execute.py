@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 from eaglebook import execute, manifests, paths, runs
@@ -70,6 +73,46 @@ def test_success_is_recorded_skipped_and_reproducible_with_stock_papermill(stage
     assert by_hand is not None
     assert by_hand.metrics == manifest.metrics
     assert by_hand.output_fingerprint == manifest.output_fingerprint
+
+
+class _Store(http.server.BaseHTTPRequestHandler):
+    """An object store: what was PUT under a path can be read there."""
+
+    objects: dict[str, bytes]
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.objects[self.path])
+
+    def do_PUT(self) -> None:
+        self.objects[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_notebook_parameters_and_result_may_lie_in_a_store(stage, outputs) -> None:
+    expected = stage(GOOD).metrics
+    store = type("Store", (_Store,), {"objects": {}})
+    store.objects["/in.ipynb"] = (paths.NOTEBOOKS / f"{STEM}.ipynb").read_bytes()
+    store.objects["/params.yaml"] = (stage.dir / STEM / "params.yaml").read_bytes()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), store) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        at = f"http://127.0.0.1:{server.server_port}"
+        done = subprocess.run(
+            [sys.executable, "-m", "papermill", f"{at}/in.ipynb", f"{at}/out.ipynb", "-f", f"{at}/params.yaml",
+             "--no-progress-bar", "--kernel", "python3"],
+            capture_output=True, text=True,
+        )  # fmt: skip
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    executed = nbformat.reads(store.objects["/out.ipynb"].decode(), 4)
+    assert all(cell.execution_count for cell in executed.cells if cell.cell_type == "code")
+    by_hand = manifests.read(outputs / "lab" / STEM)
+    assert by_hand is not None
+    assert by_hand.metrics == expected
 
 
 def test_a_failing_cell_is_named_and_the_last_success_is_kept(stage) -> None:
