@@ -173,36 +173,36 @@ def _memory(p: Preflight, draft: Geometry, weight_bytes: int, gpus: int) -> dict
 
 def problems(p: Preflight, facts: VerifierFacts, plan: Plan, has: Machine) -> list[Problem]:
     """Everything about a plan that does not fit."""
-    layers, vocabulary, ids = facts.num_layers or 0, facts.vocab_size or 0, p.aux_hidden_state_layer_ids
+    return [
+        *_verifier_problems(p, facts),
+        *_gpu_problems(p, plan, has),
+        *_disk_problems(p, plan, has),
+        *_memory_problems(p, plan, has),
+    ]
+
+
+def _verifier_problems(p: Preflight, facts: VerifierFacts) -> list[Problem]:
     found = []
+    if facts.supports_eagle3 is False:
+        served = "an architecture beside which vLLM 0.32 serves EAGLE-3 drafts"
+        found.append(
+            Problem("the verifier", served, ", ".join(facts.architectures), "another verifier, or another engine")
+        )
+    layers, ids = facts.num_layers or 0, p.aux_hidden_state_layer_ids
     if ids and (sorted(set(ids)) != ids or ids[0] < 1 or ids[-1] >= layers):
-        found.append(
-            Problem(
-                "the aux hidden state layer ids",
-                f"ascending, between 1 and {layers - 1}",
-                str(ids),
-                "correct aux_hidden_state_layer_ids",
-            )
-        )
-    if p.draft_vocab_size > vocabulary:
-        found.append(
-            Problem(
-                "the draft vocabulary",
-                f"at most {vocabulary:,} tokens",
-                f"{p.draft_vocab_size:,}",
-                "lower draft_vocab_size",
-            )
-        )
+        between = f"ascending, between 1 and {layers - 1}"
+        found.append(Problem("the aux hidden state layer ids", between, str(ids), "correct aux_hidden_state_layer_ids"))
+    vocabulary, wanted = facts.vocab_size or 0, p.draft_vocab_size
+    if wanted > vocabulary:
+        most = f"at most {vocabulary:,} tokens"
+        found.append(Problem("the draft vocabulary", most, f"{wanted:,}", "lower draft_vocab_size"))
     if facts.latent_attention and not p.draft_head_dim:
-        found.append(
-            Problem(
-                "the draft's head_dim",
-                "said, as this verifier has latent attention",
-                "nothing: some readers take the hidden size over the heads, some the rope dimension, some the value's",
-                "set draft_head_dim",
-            )
+        readings = (
+            "nothing: some readers take the hidden size over the heads, some the rope dimension, some the value's"
         )
-    return [*found, *_gpu_problems(p, plan, has), *_disk_problems(p, plan, has), *_memory_problems(p, plan, has)]
+        said = "said, as this verifier has latent attention"
+        found.append(Problem("the draft's head_dim", said, readings, "set draft_head_dim"))
+    return found
 
 
 def _gpu_problems(p: Preflight, plan: Plan, has: Machine) -> list[Problem]:

@@ -7,46 +7,27 @@ in its absorbed form (block sizes 16 and 32 have nothing in common), hence ``VLL
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import mocks
 import pytest
-from eaglebook import manifests, paths, verifier
+import whole
+from eaglebook import verifier
 from eaglebook.checkpoint import headers
-from eaglebook.params import STAGES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-STEMS = list(STAGES)[:8]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("kimi")
-    mocks.build("kimi_k25", folder / "verifier", mocks.tokenizer())
-    argv = [
-        sys.executable, "-m", "eaglebook.cli", "run", "--preset", str(paths.ROOT / "tests" / "kimi-mock.yaml"), "--run-dir",
-        str(folder / "out"), "--set", f"common.verifier_name_or_path={folder / 'verifier'}", "--to", "07",
-    ]  # fmt: skip
-    environment = os.environ | {"VLLM_MLA_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=1700, env=environment)
+    out, done = whole.begin("kimi_k25", tmp_path_factory.mktemp("kimi"))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
-    return folder / "out"
+    return out
 
 
-def metrics(run: Path, stem: str) -> dict:
-    return json.loads((run / stem / "metrics.json").read_text())
-
-
-@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("stem", whole.STEMS)
 def test_every_stage_succeeds_and_every_check_of_it(run: Path, stem: str) -> None:
-    manifest = manifests.read(run / stem)
-    assert manifest is not None
-    assert manifest.status == "succeeded"
-    assert manifest.checks
-    assert all(manifest.checks.values())
+    whole.assert_succeeded(run, stem)
 
 
 def test_the_verifier_is_read_through_its_nesting_and_prefix(run: Path) -> None:
@@ -59,8 +40,8 @@ def test_the_verifier_is_read_through_its_nesting_and_prefix(run: Path) -> None:
     states = run / "02_hidden_states" / "artifacts" / "hidden_states"
     shapes = {headers.read_header(f)["hidden_states"].shape[1:] for f in states.glob("*.safetensors")}
     assert shapes == {(4, mocks.HIDDEN)}
-    assert metrics(run, "02_hidden_states")["engine"] == "vllm"
-    assert max(metrics(run, "02_hidden_states")["engine_errors"]) < 0.05
+    assert whole.metrics(run, "02_hidden_states")["engine"] == "vllm"
+    assert max(whole.metrics(run, "02_hidden_states")["engine_errors"]) < 0.05
 
 
 def test_the_export_is_the_published_layout_with_a_head_dim_of_its_own(run: Path) -> None:
@@ -74,7 +55,4 @@ def test_the_export_is_the_published_layout_with_a_head_dim_of_its_own(run: Path
 
 
 def test_the_draft_is_served_as_it_was_trained(run: Path) -> None:
-    served = metrics(run, "07_serve")
-    assert served["acceptance"]["heldout"]["mean_acceptance_length"] > 1.3, "the mock is easy to guess"
-    assert abs(served["train_serve_gap"]) <= 0.05
-    assert served["answers_identical"] == served["answers_compared"] > 0
+    whole.assert_served_as_trained(run)

@@ -160,6 +160,13 @@ def test_what_does_not_fit_is_named_with_what_to_change(kimi, change: str, has: 
     assert plan.problems(fits, facts, made(fits, facts), ROOM) == []
 
 
+def test_a_verifier_that_no_draft_is_served_beside_is_told_before_anything_is_computed(kimi, tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(KIMI | {"architectures": ["Gemma3ForCausalLM"]}))
+    settings, facts = load("kimi-k2.5")["00_preflight"], verifier_config.read(tmp_path / "config.json")
+    (found,) = plan.problems(settings, facts, made(settings, facts), ROOM)
+    assert (found.what, found.found) == ("the verifier", "Gemma3ForCausalLM")
+
+
 def test_more_of_anything_never_costs_less(kimi) -> None:
     facts = verifier_config.read(kimi)
     base = made(load("kimi-k2.5")["00_preflight"], facts)
