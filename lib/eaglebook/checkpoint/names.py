@@ -9,27 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_WRAPPERS = (
-    "module.",
-    "_orig_mod.",
-    "draft_model.",
-    "eagle_module.",
-    "eagle3.",
-    "ea_layer.",
-    "drafter.",
-    "speculator.",
-    "model.",
-)
-_OWN_WRAPPERS = (
-    "draft_model.",
-    "eagle_module.",
-    "eagle3.",
-    "ea_layer.",
-    "drafter.",
-    "speculator.",
-    "module.draft_model.",
-    "module.eagle_module.",
-)
+_DRAFT_WRAPPERS = ("draft_model.", "eagle_module.", "eagle3.", "ea_layer.", "drafter.", "speculator.")
+_WRAPPERS = ("module.", "_orig_mod.", *_DRAFT_WRAPPERS, "model.")
 _ROOTS = (
     "layers.", "midlayer.", "fc.", "fc_norm.", "input_norm.", "norm.", "lm_head.", "embed_tokens.", "d2t", "t2d",
     "draft_id_to_target_id", "mask_hidden",
@@ -43,7 +24,7 @@ def owned(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     draft's own wrapper are the draft's. Without one, ``model.`` names are the verifier's when a draft stands outside them.
     """
     names = list(stored)
-    wrapped = [n for n in names if n.startswith(_OWN_WRAPPERS)]
+    wrapped = [n for n in names if n.removeprefix("module.").startswith(_DRAFT_WRAPPERS)]
     outside = [n for n in names if n.startswith(("fc.", "midlayer.")) or n == "layers.0.hidden_norm.weight"]
     beside = any(n.removeprefix("module.").startswith("model.layers.") for n in names)
     own_layers = any("model." in n and "hidden_norm" in n for n in names)  # the draft itself stands under model.

@@ -18,7 +18,6 @@ from eaglebook.checkpoint.headers import Tensor
 from eaglebook.errors import UserError
 from eaglebook.paths import show
 
-MAX_CONFIG_BYTES = 10_000_000
 BACKUP = "config_speculators.json"  # where a flat export keeps the nested config it came from
 _INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -86,8 +85,8 @@ def read_config(file: Path) -> dict[str, Any]:
     try:
         if not file.is_file():
             raise ValueError("nothing there")
-        if file.stat().st_size > MAX_CONFIG_BYTES:
-            raise ValueError(f"{file.stat().st_size:,} bytes; no config needs {MAX_CONFIG_BYTES:,}")
+        if file.stat().st_size > strict_json.MAX_CONFIG_BYTES:
+            raise ValueError(f"{file.stat().st_size:,} bytes; no config needs {strict_json.MAX_CONFIG_BYTES:,}")
         config = strict_json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(config, dict):
             raise ValueError(f"a {type(config).__name__}")
@@ -259,7 +258,7 @@ def read_list(file: Path) -> dict[str, Tensor]:
     if file.name.endswith(".index.json"):
         return {name: Tensor(name, "", None, None) for name in headers.read_index(file)}
     try:
-        if not file.is_file() or file.stat().st_size > MAX_CONFIG_BYTES:
+        if not file.is_file() or file.stat().st_size > strict_json.MAX_CONFIG_BYTES:
             raise ValueError("no file of a list's size")
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:

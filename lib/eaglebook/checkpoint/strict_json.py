@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 MAX_DIGITS, MAX_DEPTH = 18, 64
+MAX_CONFIG_BYTES = 10_000_000  # the largest published configs, with per-layer quantisation lists, stay below 1 MB
 
 
 def loads(text: str | bytes, **options: Any) -> Any:

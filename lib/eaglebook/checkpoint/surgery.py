@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eaglebook.checkpoint import mapping, weights
+from eaglebook.checkpoint import mapping, strict_json, weights
 from eaglebook.checkpoint.case import Case, is_size
 from eaglebook.checkpoint.convert import Plan
-from eaglebook.checkpoint.source import MAX_CONFIG_BYTES
 from eaglebook.checkpoint.weights import Piece
 from eaglebook.errors import UserError
 from eaglebook.paths import show
@@ -81,7 +80,7 @@ def row_of_target(case: Case) -> dict[int, int]:
 def read_counts(file: Path) -> dict[int, int]:
     """Token counts: the ``counts.json`` of 03, any JSON object or list of numbers, or lines ``id<TAB>count``. Raises UserError."""
     try:
-        if file.stat().st_size > 10 * MAX_CONFIG_BYTES:
+        if file.stat().st_size > 10 * strict_json.MAX_CONFIG_BYTES:
             raise ValueError(f"{file.stat().st_size:,} bytes")
         text = file.read_text(encoding="utf-8")
         if text.lstrip()[:1] in "{[":

@@ -21,8 +21,6 @@ from eaglebook.checkpoint.verifier_tensors import OTHER_PARTS
 from eaglebook.errors import UserError
 from eaglebook.paths import DATA, show
 
-MAX_CONFIG_BYTES = 10_000_000  # the largest published configs, with per-layer quantisation lists, stay below 1 MB
-
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _SPELLINGS = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "model_dim", "dim"),
@@ -203,11 +201,11 @@ def _load(file: Path) -> dict[str, Any]:
 
     try:
         size = file.stat().st_size
-        data = file.read_bytes() if size <= MAX_CONFIG_BYTES else b""
+        data = file.read_bytes() if size <= strict_json.MAX_CONFIG_BYTES else b""
     except OSError as error:
         raise refuse("a file this user can read", str(error.strerror)) from None
-    if size > MAX_CONFIG_BYTES:
-        raise refuse(f"at most {MAX_CONFIG_BYTES:,} bytes", f"{size:,} bytes")
+    if size > strict_json.MAX_CONFIG_BYTES:
+        raise refuse(f"at most {strict_json.MAX_CONFIG_BYTES:,} bytes", f"{size:,} bytes")
     try:
         config = strict_json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
