@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eaglebook import paths
+from eaglebook import evenly, paths
 from eaglebook.errors import UserError
 
 _ROLES = {
@@ -94,8 +94,7 @@ def load(source: str, limit: int = 0, *, prefix: bool = False) -> list[Prompt]:
             found=", ".join(twice[:3]),
             fix="make the ids unique, or leave them out",
         )
-    if limit and len(prompts) > limit:
-        prompts = [prompts[i * len(prompts) // limit] for i in range(limit)]
+    prompts = evenly.take(prompts, limit)
     if not prompts:
         raise UserError(
             f"prompt source {source!r} is empty",

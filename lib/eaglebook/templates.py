@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from eaglebook import evenly
 from eaglebook.errors import UserError
 
 _MARKER = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]>")
@@ -32,7 +33,7 @@ def mean_length(
     tokenizer: Any, conversations: Sequence[Sequence[Mapping[str, Any]]], limit: int, sample: int = 500
 ) -> int:
     """Mean tokens of rendered conversations, ``sample`` of them evenly spread; those over ``limit`` count as it. Rounded up."""
-    some = conversations[:: max(1, len(conversations) // sample)]
+    some = evenly.take(conversations, sample)
     lengths = [min(limit, len(render(tokenizer, messages))) for messages in some]
     return math.ceil(sum(lengths) / len(lengths))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eaglebook import foreign_mapping, states_files, vocab
+from eaglebook import evenly, foreign_mapping, states_files, vocab
 from eaglebook.checkpoint import headers
 from eaglebook.errors import UserError
 from eaglebook.params import Train
@@ -43,7 +43,7 @@ def checks(
         != (len(sequences[row]), len(ids) + 1, verifier.hidden_size)
     ]  # fmt: skip
     whole = not absent and not other
-    wrong = states_files.validate(states, sequences, rows[:: -(-len(rows) // _DEEPLY_READ)]) if whole else {}
+    wrong = states_files.validate(states, sequences, evenly.take(rows, _DEEPLY_READ)) if whole else {}
     faults = vocab.problems(d2t, t2d)
     beyond = [c.id for c in conversations if max(c.input_ids) >= verifier.vocab_size]
     found = {

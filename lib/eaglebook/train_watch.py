@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eaglebook import acceptance, manifests, responses, states_files
+from eaglebook import acceptance, evenly, manifests, responses, states_files
 from eaglebook.acceptance import Acceptance
 from eaglebook.responses import Conversation
 
@@ -134,13 +134,13 @@ def choose(conversations: list[Conversation], states: Path, count: int) -> dict[
     for row, conversation in enumerate(conversations):
         if conversation.split != responses.TRAIN:
             rows.setdefault(conversation.split, []).append((states / states_files.file_name(row), conversation))
-    return {split: some[:: -(-len(some) // count)] if count else some for split, some in rows.items()}
+    return {split: evenly.take(some, count) for split, some in rows.items()}
 
 
 def training_states(conversations: Path, states: Path, count: int) -> Iterator[torch.Tensor]:
     """Hidden states of at most ``count`` conversations that are trained on, evenly spread."""
     rows = [row for row, c in enumerate(responses.read(conversations)) if c.split == responses.TRAIN]
-    for row in rows[:: -(-len(rows) // count)]:
+    for row in evenly.take(rows, count):
         yield states_files.read(states / states_files.file_name(row))[0]
 
 

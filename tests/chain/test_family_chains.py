@@ -19,7 +19,10 @@ PRESETS = {
     "kimi_k2": ("kimi-k2.5", {}),
 }
 # What hangs on no family is left to the Kimi chain: own faults, several loads, transformers' own decoding.
-SHORT = {"06_load_ladder": {"own_faults": 0}, "07_serve": {"concurrency_sweep": [1], "offline_check": False}}
+SHORT = {
+    "06_load_ladder": {"own_faults": 0},
+    "07_serve": {"concurrency_sweep": [1], "offline_check": False, "kv_cache_gb": 0.5},
+}
 
 
 def preset(base: str, shape: dict[str, int], folder: Path) -> Path:

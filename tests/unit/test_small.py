@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -9,11 +10,13 @@ import shutil
 import nbformat
 import pytest
 import torch
-from eaglebook import machine, manifests, parity, paths, progress, report, verifier
+from eaglebook import evenly, machine, manifests, parity, paths, progress, report, verifier
 from eaglebook.acceptance import Acceptance
 from eaglebook.engine import counters
 from eaglebook.errors import UserError
 from eaglebook.params import Preflight
+from hypothesis import given
+from hypothesis import strategies as st
 
 PAGE = """
 # TYPE vllm:spec_decode_num_drafts_total counter
@@ -181,3 +184,14 @@ def test_scrubbing_leaves_json_as_json() -> None:
     """A notebook is scrubbed as text: a path in a string of a cell's source stands before an escaped quote."""
     cell = json.dumps({"source": ['foreign_mapping = "/tmp/mine.pt"\n', "x = '/tmp/a'"]})
     assert json.loads(paths.scrub(cell)) == {"source": ['foreign_mapping = "<tmp>"\n', "x = '<tmp>'"]}
+
+
+@given(st.lists(st.integers(), max_size=40, unique=True), st.integers(0, 50))
+def test_a_few_of_many_are_in_order_and_apart(items: list[int], count: int) -> None:
+    taken = evenly.take(items, count)
+    assert len(taken) == (min(count, len(items)) if count else len(items))
+    places = [items.index(item) for item in taken]
+    gaps = [b - a for a, b in itertools.pairwise(places)]
+    assert places[:1] in ([], [0])
+    assert all(gap > 0 for gap in gaps)
+    assert not gaps or max(gaps) - min(gaps) <= 1

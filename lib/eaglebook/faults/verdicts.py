@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from eaglebook import evenly
 from eaglebook.checkpoint import inspection
 from eaglebook.checkpoint.vllm_load import SILENT
 from eaglebook.engine import trial
@@ -42,9 +43,7 @@ class Verdict:
 
 def spread(number: int) -> list[Fault]:
     """So many faults, taken evenly from the library; all of them for 0."""
-    if not number or number >= len(FAULTS):
-        return list(FAULTS)
-    return [FAULTS[i * len(FAULTS) // number] for i in range(number)]
+    return evenly.take(FAULTS, number)
 
 
 def judge(
