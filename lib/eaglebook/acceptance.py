@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eaglebook import transformers_folder
+
 if TYPE_CHECKING:
     import torch
 
@@ -95,7 +97,7 @@ def load_draft(checkpoint: Path, verifier: Path) -> Any:
     logger.disable("speculators")  # it warns of every file it tries in turn
     config = Eagle3SpeculatorConfig.from_pretrained(checkpoint)
     config.transformer_layer_config._attn_implementation = "sdpa"  # never serialised; the default needs a GPU
-    config.speculators_config.verifier.name_or_path = str(verifier)
+    config.speculators_config.verifier.name_or_path = str(transformers_folder.of(verifier))
     return Eagle3DraftModel.from_pretrained(checkpoint, config=config).float().eval()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eaglebook import machine, paths
+from eaglebook import machine, paths, transformers_folder
 from eaglebook.errors import UserError
 from eaglebook.params import Train
 from eaglebook.responses import BENCHMARK, TRAIN, Conversation
@@ -77,7 +77,7 @@ def build(
         "train": {
             "seed": params.seed,
             "verifier": {
-                "verifier_name_or_path": str(verifier.path),
+                "verifier_name_or_path": str(transformers_folder.of(verifier.path)),
                 "trust_remote_code": params.trust_remote_code,
             },
             "draft": {
@@ -138,7 +138,13 @@ def _shape(params: Train, verifier: Verifier, folder: Path) -> dict[str, Any]:
     from speculators.train.cli import create_transformer_layer_config
 
     layer = create_transformer_layer_config(
-        str(verifier.path), 1, "llama", "silu", 2048, [0], trust_remote_code=params.trust_remote_code
+        str(transformers_folder.of(verifier.path)),
+        1,
+        "llama",
+        "silu",
+        2048,
+        [0],
+        trust_remote_code=params.trust_remote_code,
     )
     for key, value in wanted.items():
         if value:
@@ -163,6 +169,6 @@ def _of_this_verifier(draft: Path, verifier: Verifier, target: Path) -> Path:
         if file.is_file() and file.name != "config.json":
             (target / file.name).symlink_to(file.resolve())
     config = json.loads((draft / "config.json").read_text())
-    config["speculators_config"]["verifier"]["name_or_path"] = str(verifier.path)
+    config["speculators_config"]["verifier"]["name_or_path"] = str(transformers_folder.of(verifier.path))
     (target / "config.json").write_text(json.dumps(config, indent=1))
     return target

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eaglebook import paths
+from eaglebook import paths, transformers_folder
 from eaglebook.checkpoint import headers, verifier_config
 from eaglebook.checkpoint.verifier_config import default_aux_layer_ids
 from eaglebook.errors import UserError
@@ -172,24 +172,19 @@ def load_model(verifier: Verifier, *, dtype: str = "bfloat16", trust_remote_code
     tower, so transformers 5.19 looks for packed weights there and leaves it random.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DeepseekV3Config
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as WITH_IMAGES
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # two lines of a bar in every report
-    if json.loads((verifier.path / "config.json").read_text()).get("model_type") == "kimi_k2":
-        # No class of this name in transformers 5.19, and DeepSeek-V3's packs the experts only under its own type: by
-        # any other they stay random, without an error.
-        config: Any = DeepseekV3Config.from_pretrained(verifier.path)
-        config.model_type = "deepseek_v3"
-    else:
-        config = AutoConfig.from_pretrained(verifier.path, trust_remote_code=trust_remote_code)
+    folder = transformers_folder.of(verifier.path)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     nested_only = config.model_type not in CAUSAL and config.model_type in WITH_IMAGES
     load: Any = AutoModelForImageTextToText if nested_only else AutoModelForCausalLM
     try:
         model, info = load.from_pretrained(
-            verifier.path,
+            folder,
             config=config,
             dtype=getattr(torch, dtype),
             trust_remote_code=trust_remote_code,

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from eaglebook import transformers_folder
 from eaglebook.errors import UserError
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -45,9 +46,7 @@ def _count(path: Path) -> tuple[int, int]:
         known = {k: v for k, v in raw.items() if k not in {"quantization_config", "auto_map"}}
         if isinstance(known.get("text_config"), dict):
             known["text_config"] = {k: v for k, v in known["text_config"].items() if k != "quantization_config"}
-        if known["model_type"] == "kimi_k2":  # no class of this name in transformers 5.19; DeepSeek-V3's is the same
-            known["model_type"] = "deepseek_v3"
-        config = AutoConfig.for_model(known.pop("model_type"), **known)
+        config = AutoConfig.for_model(transformers_folder.known_as(known.pop("model_type")), **known)
         with torch.device("meta"):
             model = AutoModel.from_config(config)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

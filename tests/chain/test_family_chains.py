@@ -18,10 +18,10 @@ PRESETS = {
     "deepseek_v3": ("kimi-k2.5", {}),
     "kimi_k2": ("kimi-k2.5", {}),
 }
-# What hangs on no family is left to the Kimi chain: own faults, several loads, transformers' own decoding.
+# What hangs on no family is left to the Kimi chain: own faults and several loads.
 SHORT = {
     "06_load_ladder": {"own_faults": 0},
-    "07_serve": {"concurrency_sweep": [1], "offline_check": False, "kv_cache_gb": 0.5},
+    "07_serve": {"concurrency_sweep": [1], "kv_cache_gb": 0.5},
 }
 
 

@@ -25,7 +25,9 @@ def begin(family: str, folder: Path, preset: Path = SIZES) -> tuple[Path, subpro
         sys.executable, "-m", "eaglebook.cli", "run", "--preset", str(preset), "--run-dir", str(folder / "out"),
         "--set", f"common.verifier_name_or_path={folder / 'verifier'}", "--to", "07",
     ]  # fmt: skip
-    environment = os.environ | {"VLLM_MLA_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    environment = os.environ | {
+        "EAGLEBOOK_MODELS": str(folder / "models"), "VLLM_MLA_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }  # fmt: skip
     return folder / "out", subprocess.run(argv, capture_output=True, text=True, timeout=1700, env=environment)
 
 
@@ -52,7 +54,8 @@ def assert_succeeded(run: Path, stem: str) -> None:
 
 
 def assert_served_as_trained(run: Path) -> None:
+    """Something is accepted, as much as was estimated offline, and no answer is another one."""
     served = metrics(run, "07_serve")
-    assert served["acceptance"]["heldout"]["mean_acceptance_length"] > 1.3, "the mock is easy to guess"
+    assert served["acceptance"]["heldout"]["mean_acceptance_length"] > 1.1, "the mocks are easy to guess"
     assert abs(served["train_serve_gap"]) <= 0.05
     assert served["answers_identical"] == served["answers_compared"] > 0

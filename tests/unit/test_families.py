@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import mocks
 import pytest
 import torch
-from eaglebook import hidden_states, verifier
+from eaglebook import hidden_states, transformers_folder, verifier
 from eaglebook.errors import UserError
 from safetensors.torch import load_file, save_file
 
@@ -17,7 +18,9 @@ IDS = [2, 4, 5]
 @pytest.fixture(scope="module", params=list(mocks.FAMILIES))
 def model(request, tmp_path_factory):
     folder = mocks.build(request.param, tmp_path_factory.mktemp("verifier"))
-    return verifier.load_model(verifier.resolve(str(folder)), dtype="float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EAGLEBOOK_MODELS", str(tmp_path_factory.mktemp("models")))
+        return verifier.load_model(verifier.resolve(str(folder)), dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +74,20 @@ def test_a_weight_that_is_not_there_is_refused(packed, tmp_path, part: str) -> N
         save_file({name: t for name, t in load_file(file).items() if not name.endswith(f"2.{part}")}, file)
     with pytest.raises(UserError, match="weights are missing"):
         verifier.load_model(verifier.resolve(str(folder)), dtype="float32")
+
+
+def test_a_type_that_transformers_has_no_class_for_is_read_as_the_one_that_is_the_same(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("EAGLEBOOK_MODELS", str(tmp_path / "models"))
+    (tmp_path / "k2").mkdir()
+    config = {"model_type": "kimi_k2", "auto_map": {"AutoConfig": "code.Config"}, "hidden_size": 8}
+    (tmp_path / "k2" / "config.json").write_text(json.dumps(config))
+    (tmp_path / "k2" / "model.safetensors").write_bytes(b"weights")
+    seen = transformers_folder.of(tmp_path / "k2")
+    assert json.loads((seen / "config.json").read_text()) == {"model_type": "deepseek_v3", "hidden_size": 8}
+    assert (seen / "model.safetensors").read_bytes() == b"weights"
+    (tmp_path / "k2" / "model.safetensors").rename(tmp_path / "k2" / "model-1.safetensors")
+    assert transformers_folder.of(tmp_path / "k2") == seen
+    assert {file.name for file in seen.iterdir()} == {"config.json", "model-1.safetensors"}
+    assert json.loads((tmp_path / "k2" / "config.json").read_text()) == config, "the verifier's own is as it was"
+    (tmp_path / "k2" / "config.json").write_text('{"model_type": "llama"}')
+    assert transformers_folder.of(tmp_path / "k2") == tmp_path / "k2"
