@@ -125,6 +125,16 @@ def _gemma3() -> Any:
     return Gemma3TextConfig(**_DENSE, sliding_window=16, tie_word_embeddings=True, query_pre_attn_scalar=32)
 
 
+def _gemma4() -> Any:
+    from transformers import Gemma4TextConfig
+
+    kinds = (["sliding_attention"] * 3 + ["full_attention"]) * (LAYERS // 4)
+    return Gemma4TextConfig(
+        **_DENSE, layer_types=kinds, sliding_window=16, tie_word_embeddings=True, global_head_dim=32,
+        vocab_size_per_layer_input=VOCAB, hidden_size_per_layer_input=16,
+    )  # fmt: skip
+
+
 def _deepseek_v3() -> Any:
     from transformers import DeepseekV3Config
 
@@ -147,6 +157,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen3_moe": _qwen3_moe,
     "gpt_oss": _gpt_oss,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "deepseek_v3": _deepseek_v3,
     "kimi_k2": _deepseek_v3,
     "kimi_k25": _kimi_k25,

@@ -325,7 +325,7 @@ def test_what_is_watched_is_never_trained_on(tmp_path) -> None:
     rows = conversations(20, 6)
     chosen = train_watch.choose(rows, tmp_path, 4)
     assert set(chosen) == {HELD_OUT}
-    assert [c.id for _, c in chosen[HELD_OUT]] == ["c14", "c16", "c18"]
+    assert [c.id for _, c in chosen[HELD_OUT]] == ["c14", "c15", "c17", "c18"]
     assert chosen[HELD_OUT][0][0].name == "hs_14.safetensors"
 
 
