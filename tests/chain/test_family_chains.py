@@ -15,7 +15,6 @@ PRESETS = {
     "qwen3": ("qwen3-8b", OWN_SHAPE),
     "qwen3_moe": ("qwen3-8b", {}),
     "gpt_oss": ("llama-3.1-8b", {}),
-    "gemma4": ("smollm2", OWN_SHAPE),
     "deepseek_v3": ("kimi-k2.5", {}),
     "kimi_k2": ("kimi-k2.5", {}),
 }
