@@ -45,8 +45,10 @@ def require_space(folder: Path, needed_bytes: int, reserve_bytes: int = 1_000_00
         )
 
 
-def is_complete(file: Path, tokens: int, num_aux: int, hidden_size: int, storage: Storage = "bfloat16") -> bool:
-    """Whether a file is there with the right shape, type and size. Reads its header only."""
+def is_complete(
+    file: Path, tokens: int, num_aux: int, hidden_size: int, storage: Storage | Literal["float32"] = "bfloat16"
+) -> bool:
+    """Whether a file is there with the right shape, type and size. Reads its header only. float32: as an engine may leave it."""
     try:
         tensors = headers.read_header(file)
     except (OSError, UserError):
@@ -56,8 +58,8 @@ def is_complete(file: Path, tokens: int, num_aux: int, hidden_size: int, storage
         states is not None
         and ids is not None
         and states.shape == (tokens, num_aux + 1, hidden_size)
-        and states.dtype == {"bfloat16": "BF16", "float8": "F8_E4M3"}[storage]
-        and (storage == "bfloat16" or "hidden_states_scales" in tensors)
+        and states.dtype == {"bfloat16": "BF16", "float8": "F8_E4M3", "float32": "F32"}[storage]
+        and (storage != "float8" or "hidden_states_scales" in tensors)
         and ids.shape == (tokens,)
         and ids.dtype == "I64"
     )
@@ -89,7 +91,7 @@ def read(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
     states = tensors["hidden_states"]
     if SCALES_KEY in tensors:
         states = dequantize_fp8_tensor(states, tensors[SCALES_KEY], torch.bfloat16)
-    return states, tensors["token_ids"]
+    return states.bfloat16(), tensors["token_ids"]
 
 
 def write(file: Path, states: torch.Tensor, token_ids: Sequence[int], storage: Storage = "bfloat16") -> None:

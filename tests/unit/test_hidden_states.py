@@ -10,6 +10,7 @@ from eaglebook import hidden_states, states_files, verifier
 from eaglebook.errors import UserError
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 IDS = [2, 4, 5]
 
@@ -207,3 +208,14 @@ def test_batches_hold_every_row_once_within_the_budget(lengths, budget) -> None:
     assert sorted(row for batch in made for row in batch) == list(range(len(lengths)))
     for batch in made:
         assert len(batch) == 1 or max(lengths[row] for row in batch) * len(batch) <= budget
+
+
+def test_states_that_an_engine_left_in_float32_are_read_as_bf16(tmp_path) -> None:
+    file, states = tmp_path / "hs_0.safetensors", torch.randn(5, 4, 64)
+    save_file({"hidden_states": states, "token_ids": torch.arange(5)}, file)
+    assert not states_files.is_complete(file, 5, 3, 64)
+    assert states_files.is_complete(file, 5, 3, 64, "float32")
+    assert not states_files.is_complete(file, 6, 3, 64, "float32")
+    read, _ = states_files.read(file)
+    assert read.dtype == torch.bfloat16
+    torch.testing.assert_close(read, states.bfloat16())

@@ -92,14 +92,16 @@ def extract(
             if lock.exists():
                 await wait_for_lock_async(lock, timeout=600, poll_interval=0.01)
             found = Path(path)
-            if not states_files.is_complete(found, len(ids), len(layer_ids), hidden_size):
+            shape = (len(ids), len(layer_ids), hidden_size)
+            as_asked = states_files.is_complete(found, *shape)
+            if not as_asked and not states_files.is_complete(found, *shape, "float32"):  # of a verifier served in it
                 raise UserError(
                     f"vLLM wrote another file than was asked for row {row}",
                     expected=f"{len(ids)} tokens, {len(layer_ids) + 1} slots of {hidden_size}",
                     found=found.name if found.exists() else "no file",
                     fix="see the server's log; the server must see the same disk as this process",
                 )
-            if storage == "bfloat16":
+            if as_asked and storage == "bfloat16":
                 found.replace(folder / states_files.file_name(row))
             else:
                 states_files.write(folder / states_files.file_name(row), states_files.read(found)[0], ids, storage)
