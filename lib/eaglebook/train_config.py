@@ -137,14 +137,9 @@ def _shape(params: Train, verifier: Verifier, folder: Path) -> dict[str, Any]:
         return like_verifier
     from speculators.train.cli import create_transformer_layer_config
 
+    folder_read = str(transformers_folder.of(verifier.path))
     layer = create_transformer_layer_config(
-        str(transformers_folder.of(verifier.path)),
-        1,
-        "llama",
-        "silu",
-        2048,
-        [0],
-        trust_remote_code=params.trust_remote_code,
+        folder_read, 1, "llama", "silu", 2048, [0], trust_remote_code=params.trust_remote_code
     )
     for key, value in wanted.items():
         if value:

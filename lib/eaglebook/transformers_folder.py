@@ -36,6 +36,10 @@ def of(path: Path) -> Path:
     for name, file in files.items():
         if not (folder / name).is_symlink():
             (folder / name).symlink_to(file)
-    config = {key: value for key, value in config.items() if key != "auto_map"} | {"model_type": known}
-    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    text = json.dumps(
+        {key: value for key, value in config.items() if key != "auto_map"} | {"model_type": known}, indent=1
+    )
+    written = folder / "config.json"
+    if not written.is_file() or written.read_text(encoding="utf-8") != text:  # another process may be reading it
+        written.write_text(text, encoding="utf-8")
     return folder

@@ -18,6 +18,7 @@ from typing import Any
 from eaglebook import paths, transformers_folder
 from eaglebook.checkpoint import headers, verifier_config
 from eaglebook.checkpoint.verifier_config import default_aux_layer_ids
+from eaglebook.checkpoint.verifier_tensors import OTHER_PARTS
 from eaglebook.errors import UserError
 
 EMBEDDED = "embedded:smollm2-135m-instruct"
@@ -168,7 +169,7 @@ def load_tokenizer(verifier: Verifier, *, trust_remote_code: bool = False) -> An
 def load_model(verifier: Verifier, *, dtype: str = "bfloat16", trust_remote_code: bool = False) -> Any:
     """The verifier as a transformers model in eval mode. Refuses missing weights (they would be random).
 
-    What only images pass through may be missing: Kimi-K2.5's published INT4 block names no exception for its vision
+    What stands beside the language model may be missing: Kimi-K2.5's published INT4 block names no exception for its vision
     tower, so transformers 5.19 looks for packed weights there and leaves it random.
     """
     import torch
@@ -194,11 +195,10 @@ def load_model(verifier: Verifier, *, dtype: str = "bfloat16", trust_remote_code
         if "conversion of the weights" not in str(error):
             raise
         raise _incomplete(verifier, "experts that cannot be joined; the table above names them") from None
-    decoder = next(name for name, module in model.named_modules() if module is model.get_decoder())
     missing = [
         key
         for key in info["missing_keys"]
-        if key.startswith(f"{decoder}.") or (key.endswith("lm_head.weight") and not verifier.tied)
+        if not OTHER_PARTS.search(key) and not (verifier.tied and key.endswith("lm_head.weight"))
     ]
     if missing:
         raise _incomplete(verifier, f"no {', '.join(sorted(missing)[:3])}")

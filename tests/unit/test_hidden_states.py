@@ -10,7 +10,7 @@ from eaglebook import hidden_states, states_files, verifier
 from eaglebook.errors import UserError
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 IDS = [2, 4, 5]
 
@@ -71,8 +71,6 @@ def test_files_are_what_speculators_reads_and_only_missing_ones_are_made(model, 
 
 
 def test_speculators_check_catches_nan_and_other_tokens(model, sequences, tmp_path) -> None:
-    from safetensors.torch import load_file, save_file
-
     hidden_states.extract(model, sequences[:2], IDS, tmp_path, token_budget=64)
     file = tmp_path / states_files.file_name(0)
     tensors = load_file(file)
@@ -82,8 +80,6 @@ def test_speculators_check_catches_nan_and_other_tokens(model, sequences, tmp_pa
 
 
 def test_damaged_files_are_found_dropped_and_made_again(model, sequences, tmp_path) -> None:
-    from safetensors.torch import load_file, save_file
-
     hidden_states.extract(model, sequences, IDS, tmp_path, token_budget=64)
     for row, (name, value) in {0: ("hidden_states", float("inf")), 2: ("token_ids", 7)}.items():
         file = tmp_path / states_files.file_name(row)
