@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/experiments.py outputs/smollm2 RESULTS.jsonl [NAME …]
 
 Needs 01–03 of that run, 02 with every stream that a variant reads (``--set "02_hidden_states.aux_hidden_state_layer_ids=[2,
-8,11,15,19,22,27,28,29]"``). Every variant trains with `train.run`, as 04 does, and is judged by what it would be served with:
-mean acceptance length, greedy, K being the steps it was trained for, on held-out conversations and on the benchmark's.
+8,11,15,19,22,27,28,29]"``). Every variant trains with `train.run`, as 04 does, and its last checkpoint is judged by what it
+would be served with: mean acceptance length, greedy, K = 3 whatever it was trained for, on held-out conversations and on the
+benchmark's.
 Variants already in RESULTS are skipped; ``docs/experiments.md`` holds what such files said.
 """
 
@@ -15,16 +16,18 @@ import shutil
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from eaglebook import responses, states_files, train, train_config, verifier, vocab
+from eaglebook import acceptance, responses, states_files, train, train_config, train_inputs, verifier, vocab
 from eaglebook.params import Train
 
 BASE: dict[str, Any] = dict(
-    optimizer="muon", learning_rate=3.0e-3, epochs=1, pack_tokens=512, evaluated_conversations=0, _ids=[15, 22, 29]
+    optimizer="muon", learning_rate=3.0e-3, epochs=1, pack_tokens=512, evaluated_conversations=2, _ids=[15, 22, 29]
 )
+K = 3  # draft tokens a step when judged
 # name: parameters of 04, and with a leading underscore what is no parameter (see `measure`).
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
@@ -47,10 +50,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "head trained": dict(train_lm_head=True),
     "step decay 0.8": dict(ttt_step_loss_decay=0.8),
     "1 step": dict(ttt_steps=1),
+    "2 steps": dict(ttt_steps=2),
     "5 steps": dict(ttt_steps=5),
     "loss ce": dict(loss="ce"),
     "loss lk_hybrid": dict(loss="lk_hybrid"),
     "loss tv": dict(loss="tv"),
+    "loss rkl": dict(loss="rkl"),
+    "the prompts taught too": dict(_whole=True),
+    "MLP of 768": dict(draft_intermediate_size=768),
     "norm_before_residual": dict(norm_before_residual=True),
     "norm_output": dict(norm_output=True),
     "fc_norm": dict(fc_norm=True),
@@ -98,7 +105,10 @@ def measure(run: Path, cache: Path, wanted: dict[str, Any]) -> dict[str, Any]:
             ]
             conversations, file, states = subset(conversations, keep, states, folder)
         d2t, _ = vocab.load(mapping)
-        ratio = train_config.write_dataset(conversations, folder / "dataset")
+        taught = (
+            [replace(c, loss_mask=[1] * len(c.input_ids)) for c in conversations] if "_whole" in own else conversations
+        )
+        ratio = train_config.write_dataset(taught, folder / "dataset")
         config = train_config.build(
             params, model, dataset=folder / "dataset", hidden_states=states / "hidden_states", mapping=mapping,
             draft_vocab_size=len(d2t), aux_hidden_state_layer_ids=ids, train_data_ratio=ratio,
@@ -108,14 +118,20 @@ def measure(run: Path, cache: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         began = time.monotonic()
         curves = train.run(config, folder, params, file)
         seconds = time.monotonic() - began
-        last = curves.points[-1]
+        draft = acceptance.load_draft(folder / f"checkpoints/{params.epochs - 1}", model.path)
+        last = {
+            split: acceptance.evaluate(
+                draft, train_inputs.samples(conversations, states / "hidden_states", split)(), K
+            )["as_served"].summary()
+            for split in (responses.HELD_OUT, responses.BENCHMARK)
+        }
         return {
             "seconds": seconds,
             "steps": len(curves.steps),
             "tokens_per_s": curves.tokens_per_s,
             "loss": curves.epochs[-1]["loss"],
-            **{split: a["mean_acceptance_length"] for split, a in last.items() if split != "passes"},
-            "rates": {split: a["position_rates"] for split, a in last.items() if split != "passes"},
+            **{split: a["mean_acceptance_length"] for split, a in last.items()},
+            "rates": {split: a["position_rates"] for split, a in last.items()},
         }
 
 
@@ -150,14 +166,14 @@ def subset(conversations: list, keep: list[bool], states: Path, folder: Path) ->
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| variant | held-out | benchmark | positions, benchmark | loss | steps | minutes |",
-        "|---|---|---|---|---|---|---|",
+        "| variant | held-out | benchmark | positions, benchmark | loss | steps | tokens/s | minutes |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         rates = " / ".join(f"{x:.3f}" for x in r["rates"].get("benchmark", r["rates"]["held_out"]))
         lines.append(
             f"| {r['name']} | {r['held_out']:.3f} | {r.get('benchmark', float('nan')):.3f} | {rates} | {r['loss']:.2f} "
-            f"| {r['steps']:,} | {r['seconds'] / 60:.1f} |"
+            f"| {r['steps']:,} | {r['tokens_per_s']:,.0f} | {r['seconds'] / 60:.1f} |"
         )
     return "\n".join(lines)
 

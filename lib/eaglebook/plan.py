@@ -13,7 +13,7 @@ from eaglebook.prompts import load as load_prompts
 
 # Where no rate is given: the share of a processor's measured bf16 GEMM rate that each stage reaches, and what starts cost,
 # on the two-core machine of the README. Orders of magnitude; the run itself measures.
-_GENERATION_SHARE, _EXTRACTION_SHARE, _TRAINING_SHARE = 0.22, 0.6, 0.24
+_GENERATION_SHARE, _EXTRACTION_SHARE, _TRAINING_SHARE = 0.3, 0.6, 0.42
 _SERVER_START_S, _KERNEL_START_S, _LADDER_AND_FAULTS_S, _LOAD_TESTS_S = 40, 12, 150, 320
 _QUESTION_TOKENS = 60  # of a question that the verifier writes itself
 _CHECKPOINTS_KEPT = 3  # the best, the last, and the one being written
