@@ -106,6 +106,25 @@ def test_a_server_that_dies_while_starting_shows_its_last_words(tmp_path, monkey
         pass
 
 
+@pytest.mark.parametrize(
+    ("cores", "users", "told"), [({0, 1}, None, "0"), ({0, 1}, "1", "1"), (set(range(8)), None, "unset")]
+)
+def test_a_small_machine_keeps_no_core_back_unless_told_to(tmp_path, monkeypatch, cores, users, told) -> None:
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/sh\necho "reserved: ${VLLM_CPU_NUM_OF_RESERVED_CPU-unset}."\nexit 3\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("VLLM_PYTHON", str(fake))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: cores)
+    monkeypatch.delenv("VLLM_CPU_NUM_OF_RESERVED_CPU", raising=False)
+    if users:
+        monkeypatch.setenv("VLLM_CPU_NUM_OF_RESERVED_CPU", users)
+    with (
+        pytest.raises(UserError, match=rf"reserved: {told}\."),
+        server.serve(tmp_path, log=tmp_path / "log", max_model_len=8, max_num_seqs=1, kv_cache_bytes=1),
+    ):
+        pass
+
+
 def test_a_server_that_never_answers_is_ended(tmp_path, monkeypatch) -> None:
     fake = tmp_path / "python"
     fake.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 300\n")
