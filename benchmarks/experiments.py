@@ -124,6 +124,7 @@ def measure(run: Path, cache: Path, wanted: dict[str, Any]) -> dict[str, Any]:
                 draft, train_inputs.samples(conversations, states / "hidden_states", split)(), K
             )["as_served"].summary()
             for split in (responses.HELD_OUT, responses.BENCHMARK)
+            if any(c.split == split for c in conversations)
         }
         return {
             "seconds": seconds,

@@ -94,10 +94,7 @@ def _teach_only_what_is_taught(model: Any) -> None:
 
 
 def trim(batch: dict[str, Any]) -> dict[str, Any]:
-    """A pack with little padding: every tensor ``[1, pack_tokens, …]`` cut behind the last document, to a multiple of `GRAIN`.
-
-    Every new length would have oneDNN prepare each matrix product anew.
-    """
+    """A pack with little padding: every tensor ``[1, pack_tokens, …]`` cut behind the last document, to a multiple of `GRAIN`."""
     used = max(1, int((batch["document_ids"] != -1).sum()))
     used = -(-used // GRAIN) * GRAIN
     return {k: v[:, :used] if isinstance(v, torch.Tensor) and v.ndim > 1 else v for k, v in batch.items()}
