@@ -14,7 +14,8 @@ from eaglebook import machine, plan, prompts, templates, verifier, verifier_size
 from eaglebook.checkpoint import verifier_config
 from eaglebook.cli_runs import SetOption
 from eaglebook.errors import UserError
-from eaglebook.params import Preflight, load
+from eaglebook.params import Preflight
+from eaglebook.presets import load
 
 out = Console(highlight=False, soft_wrap=True)
 _FIRST_TRIES = ((10, 3), (1000, 10))  # prompts, epochs: as cheap as can be, then enough to see it learn

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from eaglebook import execute, manifests, paths, report, runs
 from eaglebook.errors import UserError
-from eaglebook.params import STAGES, load
+from eaglebook.params import STAGES
+from eaglebook.presets import load
 
 out = Console(highlight=False, soft_wrap=True)
 

@@ -14,7 +14,7 @@ import pytest
 from eaglebook import guard
 from eaglebook.engine import extraction, server
 from eaglebook.errors import UserError
-from eaglebook.params import load
+from eaglebook.presets import load
 
 # A command that starts a grandchild in a session of its own and prints both pids.
 FAMILY = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from eaglebook import cli_runs, params, paths
+from eaglebook import cli_runs, params, paths, presets
 
 BATCH = paths.ROOT / "docs" / "batch"
 
@@ -30,7 +30,7 @@ def taken(argv: list[str]) -> tuple[list[str], dict[str, params.Notebook]]:
     values: dict[str, list[str]] = {name: [] for name in told}
     for name, value in zip(argv[1::2], argv[2::2], strict=True):
         values[name].append(value)
-    return cli_runs._stems(values["--stage"], ""), params.load(values["--preset"][0], values["--set"])
+    return cli_runs._stems(values["--stage"], ""), presets.load(values["--preset"][0], values["--set"])
 
 
 def test_a_job_runs_the_stages_it_is_given() -> None:

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from eaglebook import paths
 from eaglebook.errors import UserError
-from eaglebook.params import STAGES, Train, load, presets
+from eaglebook.params import STAGES, Train
+from eaglebook.presets import load, names
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,14 +22,14 @@ def parameters_cell(stem: str) -> str:
     return next("".join(c["source"]) for c in cells if "parameters" in c["metadata"].get("tags", []))
 
 
-@pytest.mark.parametrize("preset", presets())
+@pytest.mark.parametrize("preset", names())
 def test_every_shipped_preset_is_valid(preset: str) -> None:
     loaded = load(preset)
     assert set(loaded) == set(STAGES)
     assert all(p.preset == preset for p in loaded.values())
 
 
-@pytest.mark.parametrize("preset", presets())
+@pytest.mark.parametrize("preset", names())
 def test_every_key_of_a_preset_is_explained_above_it(preset: str) -> None:
     lines = (paths.PARAMS / f"{preset}.yaml").read_text().splitlines()
     bare = [line for before, line in itertools.pairwise(lines) if re.match(r"  \w+:", line) and "# " not in before]
@@ -158,7 +159,7 @@ def test_common_sets_every_notebook_that_has_the_key() -> None:
         load("smollm2", ["common.nothing=1"])
 
 
-@pytest.mark.parametrize("preset", presets())
+@pytest.mark.parametrize("preset", names())
 def test_00_plans_with_what_the_others_do(preset: str) -> None:
     """A key that 00 shares with a later notebook has the same value there, or the plan is of another run."""
     loaded = load(preset)

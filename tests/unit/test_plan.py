@@ -9,7 +9,7 @@ import torch
 from eaglebook import plan, verifier, verifier_size
 from eaglebook.checkpoint import verifier_config
 from eaglebook.draft_size import BF16, Geometry
-from eaglebook.params import load
+from eaglebook.presets import load
 
 KIMI_HEAD = Geometry(7168, 163840, 32000, 3, 64, 64, 128, 18432, aux_norms=True)
 # The relevant keys of the published config: what the bytes hang on.

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections import Counter
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from eaglebook.checkpoint import strict_json, verifier_tensors
+from eaglebook.checkpoint import quantisation, strict_json, verifier_tensors
 from eaglebook.checkpoint.verifier_tensors import OTHER_PARTS
 from eaglebook.errors import UserError
 from eaglebook.paths import DATA, show
@@ -141,7 +139,7 @@ def read(path: Path) -> VerifierFacts:
     if not path.is_dir():
         return from_config(config, name)
     beside = path / "hf_quant_config.json"  # ModelOpt exports keep the quantisation there (vLLM 0.32 reads it too)
-    if not _quantisation_config(config, _text_part(config)[1]) and beside.is_file():
+    if not quantisation.in_force(config, _text_part(config)[1]) and beside.is_file():
         config = {**config, "quantization_config": _load(beside)}
     return _with_tensors(from_config(config, name), path, _stated_tie(config))
 
@@ -160,7 +158,7 @@ def from_config(config: dict[str, Any], name: str = "") -> VerifierFacts:
     architectures = tuple(a for a in architectures if isinstance(a, str)) if isinstance(architectures, list) else ()
     stated = _stated_tie(config)
     tied = model_type in _TIED_BY_DEFAULT if stated is None else stated
-    quantisation = _quantisation_config(config, text)
+    quantised = quantisation.in_force(config, text)
     return VerifierFacts(
         name=name or _own_name(config),
         model_type=model_type,
@@ -177,8 +175,8 @@ def from_config(config: dict[str, Any], name: str = "") -> VerifierFacts:
         rms_norm_eps=next((x for k in _SPELLINGS["rms_norm_eps"] if (x := _float(text.get(k))) is not None), None),
         tied=tied,
         dtype=_dtype(text) or _dtype(config),
-        quantisation=_describe_quantisation(quantisation),
-        head_quantised=_head_quantised(quantisation, tied),
+        quantisation=quantisation.describe(quantised),
+        head_quantised=False if tied else quantisation.of_head(quantised),
         hybrid_attention=_hybrid_attention(text),
         missing=tuple(key for key in NEEDED if sizes[key] is None),
         embed_key="",
@@ -352,80 +350,6 @@ def _rope(text: dict[str, Any]) -> dict[str, Any] | None:
         if _float(text.get(key)) is not None:
             rope.setdefault(key, text[key])
     return result | rope
-
-
-# --- quantisation ---
-
-
-def _quantisation_config(config: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
-    """The block in force: top level before text part, as vLLM 0.32 model_arch_config_convertor.py; {} when none."""
-    for part in (config, text):
-        for key in ("quantization_config", "compression_config"):
-            if isinstance(block := part.get(key), dict) and block:
-                return block
-    return {}
-
-
-def _method(block: dict[str, Any]) -> str:
-    method = _text(block.get("quant_method")).lower().replace("_", "-")
-    producer = block.get("producer")
-    named = _text(producer.get("name")) if isinstance(producer, dict) else ""
-    return method or named or ("unknown method" if block else "")
-
-
-def _describe_quantisation(block: dict[str, Any]) -> str:
-    """E.g. ``compressed-tensors (pack-quantized, 4 bits)``, ``awq (4 bits)``, ``modelopt (NVFP4)``, ``fp8``."""
-    inner = block.get("quantization")
-    inner = inner if isinstance(inner, dict) else {}
-    details = [_text(block.get("format")), _text(block.get("quant_algo")) or _text(inner.get("quant_algo"))]
-    weights = [group.get("weights") for group in _groups(block)]
-    bits = {n for w in weights if isinstance(w, dict) and (n := _int(w, "num_bits"))}
-    bits |= {n for key in ("bits", "w_bit") if (n := _int(block, key))}
-    bits |= {n for key, n in (("load_in_4bit", 4), ("load_in_8bit", 8)) if block.get(key) is True}
-    details.append(f"{'/'.join(map(str, sorted(bits)))} bits" if bits else "")
-    shown = ", ".join(d for d in details if d)
-    return f"{_method(block)} ({shown})" if shown else _method(block)
-
-
-def _groups(block: dict[str, Any]) -> list[dict[str, Any]]:
-    groups = block.get("config_groups")
-    return [g for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
-
-
-def _head_quantised(block: dict[str, Any], tied: bool) -> bool | None:
-    """Whether the head's weight is quantised, as far as the config says. None: only the tensor's dtype can tell.
-
-    vLLM 0.32 ``layers/quantization``: compressed-tensors and modelopt treat the head as one more Linear unless it is
-    ignored, AWQ and GPTQ only with ``lm_head: true``. fp8 has no rule for a head, so its silence proves nothing.
-    """
-    inner = block.get("quantization")
-    lists = [part.get(key) for part in (block, inner if isinstance(inner, dict) else {})
-             for key in ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "exclude",
-                         "llm_int8_skip_modules")]  # fmt: skip
-    if not block or tied or any(_names_head(p) for names in lists if isinstance(names, list) for p in names):
-        return False
-    method = _method(block)
-    if method == "compressed-tensors":
-        targets = [t for group in _groups(block) if isinstance(group.get("targets"), list) for t in group["targets"]]
-        return any(target == "Linear" or _names_head(target) for target in targets)
-    if method.startswith(("awq", "gptq")):
-        return block.get("lm_head") is True
-    if method.startswith("modelopt"):
-        return True
-    return None
-
-
-def _names_head(pattern: Any) -> bool:
-    """Whether an entry of an ignore or target list (a name, ``re:`` pattern or glob) covers the head."""
-    if not isinstance(pattern, str) or len(pattern) > 500:
-        return False
-    names = ("lm_head", "language_model.lm_head", "model.language_model.lm_head", "thinker.lm_head")
-    if pattern.startswith("re:"):
-        try:
-            return any(re.match(pattern[3:], name) for name in names)
-        except (re.error, OverflowError, RecursionError):
-            return False
-    return pattern.rpartition(".")[2] == "lm_head" or any(fnmatchcase(name, pattern) for name in names)
 
 
 # --- attention ---

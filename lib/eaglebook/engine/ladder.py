@@ -6,7 +6,9 @@ Only a verifier's ``config.json`` is needed, never its weights.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -152,11 +154,13 @@ def _ask(rung: Rung, ask: dict[str, object], timeout_s: float) -> Verdict:
 def _run(ask: dict[str, object], timeout_s: float) -> tuple[dict[str, Any], str]:
     """The answer of one rung's process, empty when it gave none; and how it ended."""
     argv = [python(), str(Path(__file__).with_name("rungs.py")), json.dumps(ask)]
-    process = guard.start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        out, err = process.communicate(timeout=timeout_s)
-    finally:
-        guard.stop(process)
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = os.environ | {"TMPDIR": scratch}  # vLLM leaves a rendezvous file behind for each engine
+        process = guard.start(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        finally:
+            guard.stop(process)
     last = [line for line in err.splitlines() if line.strip()][-1:] or ["no output"]
     ended = paths.scrub(f"the process ended with code {process.returncode}: {last[0]}")
     try:

@@ -7,6 +7,7 @@ fails at the first request, or is served, and how much of it is accepted.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -53,7 +54,8 @@ def run(
         jobs.write_text("".join(json.dumps({**common, "draft": str(d) if d else ""}) + "\n" for d in drafts))
         argv = [python(), str(Path(__file__).with_name("trial_worker.py")), str(jobs)]
         with log.open("w") as errors:
-            worker = guard.start(argv, stdout=subprocess.PIPE, stderr=errors, text=True)
+            environment = os.environ | {"TMPDIR": scratch}  # vLLM leaves a rendezvous file behind for each engine
+            worker = guard.start(argv, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:
             answers = (json.loads(line) for line in worker.stdout or () if line.startswith("{"))
             for draft in drafts:
