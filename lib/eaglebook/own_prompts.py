@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from eaglebook import manifests
+from eaglebook import appended, progress
 from eaglebook.engine import client, server
 from eaglebook.engine.server import Server
 from eaglebook.errors import UserError
@@ -20,6 +21,15 @@ from eaglebook.prompts import Prompt
 
 LONGEST = 128  # tokens of a question; what has not ended by then is no question
 _MARK = "\u241f\u241e"  # no user writes this
+
+
+@dataclass(frozen=True)
+class Try:
+    """What was said when asked for a question, and whether it was said to its end."""
+
+    number: int
+    text: str
+    ended: bool
 
 
 def opening(tokenizer: Any) -> list[int]:
@@ -40,35 +50,44 @@ def opening(tokenizer: Any) -> list[int]:
 
 
 def ask(
-    servers: Sequence[Server], tokenizer: Any, count: int, *, end_ids: set[int], concurrency: int, seed: int,
-    say: Callable[[client.Completion], None] | None = None,
-) -> list[Prompt]:  # fmt: skip
-    """At most ``count`` questions from the verifier: asked so often, see `keep` for what is left out.
+    servers: Sequence[Server], tokenizer: Any, count: int, file: Path, *, end_ids: set[int], concurrency: int, seed: int
+) -> None:
+    """Try ``count`` times for a question, and append each try to ``file`` as it arrives; what is there already stays.
 
-    On a CPU without seeds of their own: vLLM 0.32 dies over a seeded request whose prompt does not fit into one step
-    (v1/worker/gpu_model_runner.py, _bookkeeping_sync: "CPU Generator does not use offset").
+    Killed at any moment, the next call goes on from the file. On a CPU without seeds of their own: vLLM 0.32 dies over a
+    seeded request whose prompt does not fit into one step (v1/worker/gpu_model_runner.py, _bookkeeping_sync: "CPU Generator
+    does not use offset").
     """
-    start = opening(tokenizer)
-    seeds = random.Random(seed)
-    answers, _ = client.complete(
-        servers, [start] * count, max_tokens=LONGEST, concurrency=concurrency, temperature=1.0,
-        seeds=() if server.on_cpu() else [seeds.randrange(2**31) for _ in range(count)], retries=2, on_completion=say,
-    )  # fmt: skip
-    return keep(tokenizer, answers, end_ids)
+    start, todo = opening(tokenizer), missing(file, count)
+    seeds = [random.Random(f"{seed} {number}").randrange(2**31) for number in todo]
+    bar = progress.Progress("own questions", count, start=count - len(todo), unit="tries")
+    with file.open("a", encoding="utf-8") as stream:
+
+        def note(answer: client.Completion) -> None:
+            ended = answer.finish_reason == "stop" or (answer.token_ids and answer.token_ids[-1] in end_ids)
+            text = tokenizer.decode([t for t in answer.token_ids if t not in end_ids], skip_special_tokens=True)
+            stream.write(json.dumps(asdict(Try(todo[answer.index], text.strip(), bool(ended)))) + "\n")
+            stream.flush()
+            bar.step(tokens=len(answer.token_ids))
+
+        client.complete(
+            servers, [start] * len(todo), max_tokens=LONGEST, concurrency=concurrency, temperature=1.0,
+            seeds=() if server.on_cpu() else seeds, retries=2, on_completion=note,
+        )  # fmt: skip
+    bar.close()
 
 
-def save(file: Path, questions: Sequence[Prompt]) -> None:
-    """A ``jsonl:`` source that `prompts.load` reads; in place only when it is whole."""
-    rows = [json.dumps({"id": q.id, "category": q.category, "prompt": q.text}) + "\n" for q in questions]
-    manifests.write_atomically(file, "".join(rows))
+def missing(file: Path, count: int) -> list[int]:
+    """Which of ``count`` tries are not in the file."""
+    there = {done.number for done in appended.read(file, Try)} if file.exists() else set()
+    return [number for number in range(count) if number not in there]
 
 
-def keep(tokenizer: Any, answers: Sequence[client.Completion], end_ids: set[int]) -> list[Prompt]:
-    """The questions among what was said: ended by an end token, at least three words, none twice."""
+def read(file: Path, count: int) -> list[Prompt]:
+    """The questions among the first ``count`` tries: ended by an end token, at least three words, none twice."""
     questions: dict[str, Prompt] = {}
-    for number, answer in enumerate(answers):
-        ended = answer.finish_reason == "stop" or (answer.token_ids and answer.token_ids[-1] in end_ids)
-        text = tokenizer.decode([t for t in answer.token_ids if t not in end_ids], skip_special_tokens=True).strip()
-        if ended and len(text.split()) >= 3:
-            questions.setdefault(text, Prompt(f"own-{number:06d}", "own", [{"role": "user", "content": text}]))
+    for tried in sorted(appended.read(file, Try), key=lambda t: t.number):
+        if tried.number < count and tried.ended and len(tried.text.split()) >= 3:
+            name = f"own-{tried.number:06d}"
+            questions.setdefault(tried.text, Prompt(name, "own", [{"role": "user", "content": tried.text}]))
     return list(questions.values())

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eaglebook import progress, templates
+from eaglebook import appended, progress, templates
 from eaglebook.engine import client
 from eaglebook.engine.server import Server
 from eaglebook.errors import UserError
@@ -211,25 +211,7 @@ def _turn_ends(prompt: Prompt) -> list[int]:
 
 def read(file: Path) -> list[Conversation]:
     """Conversations of a file; a torn last line (the writer was killed) is dropped and cut off the file."""
-    conversations: list[Conversation] = []
-    good = 0
-    data = file.read_bytes()
-    for line in data.splitlines(keepends=True):
-        try:
-            conversations.append(Conversation(**json.loads(line)))
-        except (json.JSONDecodeError, TypeError, UnicodeDecodeError):
-            if good + len(line) != len(data):
-                raise UserError(
-                    f"{file.name}: line {len(conversations) + 1} is damaged",
-                    expected="one conversation per line",
-                    found=line[:80].decode(errors="replace"),
-                    fix="delete the file and run 01 again",
-                ) from None
-            with file.open("r+b") as stream:
-                stream.truncate(good)
-            break
-        good += len(line)
-    return conversations
+    return appended.read(file, Conversation)
 
 
 def write(file: Path, conversations: Iterable[Conversation]) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 from eaglebook import own_prompts, verifier
 from eaglebook.engine.client import Completion
 from eaglebook.errors import UserError
+from eaglebook.own_prompts import Try
 
 
 class Spelled:
@@ -44,13 +48,50 @@ def test_a_template_that_hides_the_place_is_refused() -> None:
         own_prompts.opening(Spelled("<user>nothing<end>"))
 
 
-def test_only_whole_questions_are_kept() -> None:
-    said = {"Why is it so?": "stop", "Why is it cut here": "length", "Hm": "stop", "  How are you?\n": "stop"}
-    answers = [Completion(n, [ord(c) for c in text], how, 0.1) for n, (text, how) in enumerate(said.items())]
-    kept = own_prompts.keep(Spelled(""), answers, {0})
+def said(file, *tries: tuple[str, bool]) -> None:
+    file.write_text("".join(json.dumps(asdict(Try(n, text, ended))) + "\n" for n, (text, ended) in enumerate(tries)))
+
+
+def test_only_whole_questions_are_kept(tmp_path) -> None:
+    file = tmp_path / "own.jsonl"
+    said(file, ("Why is it so?", True), ("Why is it cut here", False), ("Hm", True), ("How are you?", True))
+    kept = own_prompts.read(file, 4)
     assert [(q.id, q.text) for q in kept] == [("own-000000", "Why is it so?"), ("own-000003", "How are you?")]
+    assert [q.id for q in own_prompts.read(file, 3)] == ["own-000000"]  # of fewer tries, the first
 
 
-def test_a_question_written_twice_is_asked_once() -> None:
-    answers = [Completion(n, [ord(c) for c in "Why is it so?"], "stop", 0.1) for n in range(2)]
-    assert [q.id for q in own_prompts.keep(Spelled(""), answers, {0})] == ["own-000000"]
+def test_a_question_written_twice_is_asked_once(tmp_path) -> None:
+    said(tmp_path / "own.jsonl", ("Why is it so?", True), ("Why is it so?", True))
+    assert [q.id for q in own_prompts.read(tmp_path / "own.jsonl", 2)] == ["own-000000"]
+
+
+def test_a_killed_asking_goes_on_with_what_is_missing(tmp_path, monkeypatch) -> None:
+    file, asked = tmp_path / "own.jsonl", []
+
+    def answer(servers, prompts, *, on_completion, seeds, **_):
+        asked.append(dict(zip(range(len(prompts)), seeds, strict=True)))
+        for n in reversed(range(len(prompts))):  # they arrive in any order
+            if len(asked) == 1 and n < 3:
+                raise KeyboardInterrupt
+            on_completion(Completion(n, [ord(c) for c in f"Why is it {seeds[n]}?"] + [0], "length", 0.1))
+
+    monkeypatch.setattr(own_prompts.client, "complete", answer)
+    monkeypatch.setattr(own_prompts.server, "on_cpu", lambda: False)
+    options = dict(end_ids={0}, concurrency=4, seed=7)
+    with pytest.raises(KeyboardInterrupt):
+        own_prompts.ask([], Spelled("<user>WORDS"), 5, file, **options)
+    assert own_prompts.missing(file, 5) == [0, 1, 2]
+    with file.open("a") as stream:
+        stream.write('{"number": 2, "te')  # killed while it wrote
+    own_prompts.ask([], Spelled("<user>WORDS"), 5, file, **options)
+    assert own_prompts.missing(file, 5) == []
+    assert [len(seeds) for seeds in asked] == [5, 3]
+    assert asked[1] == {n: asked[0][n] for n in range(3)}, "a try has the same seed whenever it is made"
+    assert [q.text for q in own_prompts.read(file, 5)] == [f"Why is it {asked[0][n]}?" for n in range(5)]
+
+
+def test_a_damaged_line_is_told(tmp_path) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"number": 0, "te\n{"number": 1, "text": "Why is it so?", "ended": true}\n')
+    with pytest.raises(UserError, match="line 1 is damaged"):
+        own_prompts.read(file, 2)
