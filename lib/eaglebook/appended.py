@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TextIO, TypeVar
 
 from eaglebook.errors import UserError
 
 Row = TypeVar("Row")
+
+
+def add(stream: TextIO, row: Any) -> None:
+    """Append a dataclass as a line, at once."""
+    stream.write(json.dumps(asdict(row)) + "\n")
+    stream.flush()
 
 
 def read(file: Path, row: Callable[..., Row]) -> list[Row]:

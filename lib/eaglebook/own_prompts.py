@@ -6,10 +6,9 @@ be one question; the answers to them are greedy again, as all others.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +65,7 @@ def ask(
         def note(answer: client.Completion) -> None:
             ended = answer.finish_reason == "stop" or (answer.token_ids and answer.token_ids[-1] in end_ids)
             text = tokenizer.decode([t for t in answer.token_ids if t not in end_ids], skip_special_tokens=True)
-            stream.write(json.dumps(asdict(Try(todo[answer.index], text.strip(), bool(ended)))) + "\n")
-            stream.flush()
+            appended.add(stream, Try(todo[answer.index], text.strip(), bool(ended)))
             bar.step(tokens=len(answer.token_ids))
 
         client.complete(

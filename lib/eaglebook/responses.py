@@ -182,8 +182,7 @@ def generate(
 
         def keep(answer: client.Completion) -> None:
             conversation = _answered(todo[answer.index], answer.token_ids, answer.finish_reason)
-            stream.write(json.dumps(asdict(conversation)) + "\n")
-            stream.flush()
+            appended.add(stream, conversation)
             done[conversation.id] = conversation
             bar.step(tokens=len(answer.token_ids))
 

@@ -90,6 +90,19 @@ def test_a_killed_asking_goes_on_with_what_is_missing(tmp_path, monkeypatch) -> 
     assert [q.text for q in own_prompts.read(file, 5)] == [f"Why is it {asked[0][n]}?" for n in range(5)]
 
 
+def test_what_was_said_is_judged_by_how_it_ended(tmp_path, monkeypatch) -> None:
+    told = {"Why is it so?": "stop", "Why is it cut here": "length", "Hm": "stop", "  How are you?\n": "stop"}
+
+    def answer(*_, on_completion, **__):
+        for n, (text, how) in enumerate(told.items()):
+            on_completion(Completion(n, [ord(c) for c in text], how, 0.1))
+
+    monkeypatch.setattr(own_prompts.client, "complete", answer)
+    own_prompts.ask([], Spelled("<user>WORDS"), 4, tmp_path / "own.jsonl", end_ids={0}, concurrency=4, seed=0)
+    kept = own_prompts.read(tmp_path / "own.jsonl", 4)
+    assert [(q.id, q.text) for q in kept] == [("own-000000", "Why is it so?"), ("own-000003", "How are you?")]
+
+
 def test_a_damaged_line_is_told(tmp_path) -> None:
     file = tmp_path / "own.jsonl"
     file.write_text('{"number": 0, "te\n{"number": 1, "text": "Why is it so?", "ended": true}\n')
