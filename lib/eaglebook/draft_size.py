@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from eaglebook.checkpoint.verifier_config import VerifierFacts
 
 BF16, FP32 = 2, 4
+_CHECKPOINTS_KEPT = 3
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,10 @@ class Geometry:
     def saved_bytes(self, optimizer: str) -> int:
         """One checkpoint of the Trainer: the draft and, in bf16, what the optimiser keeps of each trained number."""
         return self.checkpoint_bytes + moments(optimizer) * BF16 * self.trained
+
+    def kept_bytes(self, optimizer: str, epochs: int) -> int:
+        """The checkpoints that lie on the disk at once: the best, the last, and the one being written."""
+        return min(_CHECKPOINTS_KEPT, epochs + 1) * self.saved_bytes(optimizer)
 
     def training_bytes(self, *, optimizer: str, pack_tokens: int, ttt_steps: int, processes: int, sharded: bool) -> int:
         """Memory of one training process, 15 % of allowance in it.

@@ -59,9 +59,14 @@ def run_stage(
         if before.status == "succeeded" and before.fingerprint == mark and not force:  # killed just before the swap
             runs.swap_in(run_dir, stem)
             return before
+    unfinished = folder.exists()
     resumes = runs.prepare(folder, mark, keep=not force)
     if resumes:
         say(f"  goes on from the artifacts of an unfinished attempt in {paths.show(folder)}")
+    elif unfinished and not force:
+        left = runs.set_aside(folder)
+        where = f"; checkpoints of an attempt before are in {paths.show(left)}" if left.exists() else ""
+        say(f"  begins anew: parameters, inputs or code are not those of the unfinished attempt{where}")
     manifest = manifests.new(stem, run_dir.name, params, found, mark)
     manifest.token, manifest.machine = secrets.token_hex(8), machine.card()
     manifests.write_params(folder, params)

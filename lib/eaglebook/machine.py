@@ -80,6 +80,15 @@ def accelerators() -> int:
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
+def oom_kills() -> int | None:
+    """How many processes this machine's kernel has killed for want of memory since it started; None where it does not say."""
+    try:
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(counts["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def memory_to_plan_with() -> float:
     """Bytes: the memory of one accelerator, or what is free on a machine without."""
     import torch

@@ -16,7 +16,6 @@ from eaglebook.prompts import load as load_prompts
 _GENERATION_SHARE, _EXTRACTION_SHARE, _TRAINING_SHARE = 0.3, 0.6, 0.42
 _SERVER_START_S, _KERNEL_START_S, _LADDER_AND_FAULTS_S, _LOAD_TESTS_S = 40, 12, 150, 320
 _QUESTION_TOKENS = 60  # of a question that the verifier writes itself
-_CHECKPOINTS_KEPT = 3  # the best, the last, and the one being written
 _BESIDE_WEIGHTS = 6e9  # bytes on a GPU: CUDA, graphs, activations
 
 
@@ -119,7 +118,7 @@ def estimate(
     disk = {
         "01_responses": tokens * 12,
         "02_hidden_states": states,
-        "04_train": min(_CHECKPOINTS_KEPT, p.epochs + 1) * draft.saved_bytes(p.optimizer) + tokens * 24,
+        "04_train": draft.kept_bytes(p.optimizer, p.epochs) + tokens * 24,
         "05_checkpoint": 2 * draft.checkpoint_bytes,
     }
     after, used = {}, 0

@@ -84,10 +84,10 @@ def repair(run_dir: Path, stem: str) -> None:
 
 
 def notebook_hash(stem: str) -> str:
-    """A hash of a notebook's cells: type, tags and source. Outputs, ids and metadata do not count."""
+    """A hash of a notebook's code cells: tags and source. Prose, outputs, ids and metadata change nothing that is computed."""
     notebook = json.loads((paths.NOTEBOOKS / f"{stem}.ipynb").read_text(encoding="utf-8"))
-    cells = [(c["cell_type"], c["metadata"].get("tags", []), "".join(c["source"])) for c in notebook["cells"]]
-    return manifests.digest(cells)
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return manifests.digest([(cell["metadata"].get("tags", []), "".join(cell["source"])) for cell in code])
 
 
 def inputs(stem: str, params: Notebook, run_dir: Path) -> dict[str, str]:
@@ -168,17 +168,27 @@ def command(stem: str, run_dir: Path, preset: str) -> str:
 def prepare(folder: Path, mark: str, *, keep: bool = True) -> bool:
     """Make the attempt's directory ready. With ``keep``, artifacts of an unfinished attempt with this fingerprint stay.
 
-    Returns whether there is something to go on from.
+    Returns whether there is something to go on from. Hours of training are not thrown away because a parameter changed:
+    the checkpoints of another unfinished attempt are set aside (`set_aside`), until there is the next one.
     """
     before = manifests.read(folder)
     resumes = keep and before is not None and before.fingerprint == mark and before.status != "succeeded"
     if folder.exists() and not resumes:
-        shutil.rmtree(folder)
+        if keep and any(folder.glob("artifacts/checkpoints/[0-9]*")):
+            shutil.rmtree(set_aside(folder), ignore_errors=True)
+            folder.rename(set_aside(folder))
+        else:
+            shutil.rmtree(folder)
     for name in ("manifest.json", "metrics.json", "checks.json", "notebook.ipynb", "report.html", "log.txt"):
         (folder / name).unlink(missing_ok=True)
     for name in ("artifacts", "figures"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     return resumes
+
+
+def set_aside(folder: Path) -> Path:
+    """Where an unfinished attempt goes that the next one cannot go on from."""
+    return folder.with_suffix(".left")
 
 
 def run_dirs() -> list[Path]:

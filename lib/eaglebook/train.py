@@ -12,30 +12,46 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
 
-from eaglebook import guard, machine, paths, progress, train_curves, train_watch, vocab
+from eaglebook import (
+    guard,
+    machine,
+    paths,
+    progress,
+    responses,
+    train_config,
+    train_curves,
+    train_watch,
+    verifier,
+    vocab,
+)
+from eaglebook.checkpoint import headers
 from eaglebook.engine.server import tail
 from eaglebook.errors import UserError
 from eaglebook.params import Train
 from eaglebook.train_worker import Job
 from eaglebook.verifier import Verifier, load_head, load_tensor
 
+if TYPE_CHECKING:
+    import torch
+
 SMALLEST_PACK = 128  # tokens; flex attention (GPU) works in blocks of as many
 _LEAST_START = 1.02  # an acceptance length that a draft to continue must pass before its first step
-_FITTED = 500  # conversations: their tokens outnumber the columns of fc by far
+_FITTED = 500  # conversations: more of them do not change fc
+_TOKENS_PER_COLUMN = 5  # fewer training tokens for each column of fc, and the fit is of these tokens alone
 
 
 def run(config: dict[str, Any], folder: Path, params: Train, conversations: Path | None = None) -> train_curves.Curves:
     """Train in a process of its own, show its progress, return its curves.
 
     ``conversations``: the file of 01; acceptance on those not trained on is measured on the way (`train_watch`). Resumes
-    from the newest checkpoint in the save path; a pack that does not fit into memory is halved. Raises UserError with the
-    log's tail when the process fails, when another run's checkpoints lie in the save path, or when it ends well but
-    cannot have learnt anything.
+    from the newest checkpoint in the save path; a pack that does not fit into memory is halved, in ``config`` too. Raises
+    UserError with the log's tail when the process fails, when another run's checkpoints lie in the save path, or when it
+    ends well but cannot have learnt anything.
     """
     metrics, began = folder / "metrics.jsonl", time.monotonic()
     save_path = Path(config["train"]["trainer"]["save_path"])
@@ -43,7 +59,7 @@ def run(config: dict[str, Any], folder: Path, params: Train, conversations: Path
     job = Job(
         config=folder / "train.yaml", metrics=metrics, train_lm_head=params.train_lm_head, threads=params.threads,
         warm_start="" if params.warm_start == "noise" or params.continue_from else params.verifier_name_or_path,
-        fitted=_FITTED if params.warm_start == "fit" else 0,
+        fitted=_FITTED if params.warm_start == "fit" and _enough_to_fit(config, params, conversations) else 0,
         stock=params.stock_trainer, conversations=conversations, evaluated=params.evaluated_conversations,
         states=Path(config["train"]["backend"]["hidden_states_path"]), patience=params.patience,
         least_start=_LEAST_START if params.continue_from else 0.0,
@@ -60,13 +76,16 @@ def run(config: dict[str, Any], folder: Path, params: Train, conversations: Path
         if so_far.stopped_early:  # it had enough: not one epoch more
             code = 0
             break
+        killed = machine.oom_kills()
         code, said = _process(folder, params, began)
+        by_kernel = killed is None or killed != machine.oom_kills()
+        if not ran_out_of_memory(code, said, by_kernel) or config["train"]["data"]["total_seq_len"] < 2 * SMALLEST_PACK:
+            break
+        halve_packs(config, train_curves.read(metrics), params.epochs)
         pack_tokens = config["train"]["data"]["total_seq_len"]
-        if ran_out_of_memory(code, said) and pack_tokens >= 2 * SMALLEST_PACK:
-            config["train"]["data"]["total_seq_len"] = pack_tokens // 2
-            print(f"out of memory: packs of {pack_tokens // 2} tokens from the last checkpoint on", flush=True)
-            continue
-        break
+        print(f"out of memory: packs of {pack_tokens} tokens from the last checkpoint on", flush=True)
+        if conversations is not None:  # what no longer has anything to learn is refused now, not after all epochs
+            train_config.clipped(responses.read(conversations), pack_tokens)
     if code:
         raise UserError(
             f"training ended with code {code}",
@@ -123,16 +142,19 @@ def _process(folder: Path, params: Train, began: float) -> tuple[int, str]:
                     raise UserError(
                         f"training ran over timeout_s = {params.timeout_s}",
                         found=line,
-                        fix="raise timeout_s or lower epochs; a rerun goes on from the last checkpoint",
+                        fix="raise timeout_s: a rerun goes on from the last checkpoint. With fewer epochs it begins anew",
                     )
         finally:
             guard.stop(process)
     return process.returncode, log.read_bytes()[before:].decode(errors="replace")
 
 
-def ran_out_of_memory(code: int, said: str) -> bool:
-    """Whether a process ended for want of memory: torch says it, or the kernel killed it without a word (137 by `guard`)."""
-    return code in (-signal.SIGKILL, 128 + signal.SIGKILL) or (
+def ran_out_of_memory(code: int, said: str, by_kernel: bool = True) -> bool:
+    """Whether a process ended for want of memory: torch says it, or the kernel killed it without a word (137 by `guard`).
+
+    ``by_kernel``: the kernel may have done so, by its own count (`machine.oom_kills`); else somebody else killed it.
+    """
+    return (by_kernel and code in (-signal.SIGKILL, 128 + signal.SIGKILL)) or (
         code != 0
         and any(
             words in said
@@ -141,12 +163,42 @@ def ran_out_of_memory(code: int, said: str) -> bool:
     )
 
 
+def halve_packs(config: dict[str, Any], so_far: train_curves.Curves, epochs: int) -> None:
+    """Half the pack, in whole blocks of `SMALLEST_PACK`, and a learning rate that still ends where it was to end.
+
+    The epochs left have twice the steps; by itself the library would plan as if those done had too, and the rate would jump.
+    """
+    packed = config["train"]["data"]["total_seq_len"] // 2 // SMALLEST_PACK * SMALLEST_PACK
+    config["train"]["data"]["total_seq_len"] = packed
+    done = len(so_far.epochs)
+    if done:
+        steps = sum(step["epoch"] < done for step in so_far.steps)
+        config["train"]["scheduler"]["scheduler_total_steps"] = steps + 2 * round(steps / done) * (epochs - done)
+
+
+def _enough_to_fit(config: dict[str, Any], params: Train, conversations: Path | None) -> bool:
+    """Whether the training tokens outnumber the columns of ``fc`` far enough; says so when they do not."""
+    if conversations is None:
+        return False
+    columns = (
+        len(config["train"]["draft"]["target_layer_ids"]) * verifier.resolve(params.verifier_name_or_path).hidden_size
+    )
+    tokens = sum(len(c.input_ids) for c in responses.read(conversations) if c.split == responses.TRAIN)
+    enough = tokens >= _TOKENS_PER_COLUMN * columns
+    if not enough:
+        print(
+            f"{tokens:,} tokens are too few to fit fc, which has {columns:,} columns: the draft starts from a copy",
+            flush=True,
+        )
+    return enough
+
+
 def refuse_another_run(config: dict[str, Any], folder: Path, save_path: Path) -> None:
     """The library resumes from any checkpoint it finds, of whatever data or flags. Raises UserError when those differ."""
     file = folder / "train.yaml"
     if not file.is_file() or not any(d.name.isdigit() for d in save_path.glob("*")):
         return
-    free = {"epochs", "total_seq_len", "save_path", "num_workers", "data_path", "log_freq"}
+    free = {"epochs", "total_seq_len", "scheduler_total_steps", "save_path", "num_workers", "data_path", "log_freq"}
 
     def binding(groups: dict[str, Any]) -> dict[str, Any]:
         flat: dict[str, Any] = {}
@@ -203,23 +255,34 @@ def best_checkpoint(save_path: Path) -> Path:
     return folder
 
 
-def changed_frozen(checkpoint: Path, verifier: Verifier, d2t: np.ndarray, params: Train) -> list[str]:
+def changed_frozen(checkpoint: Path, model: Verifier, d2t: np.ndarray, params: Train) -> list[str]:
     """Which frozen tensors of a checkpoint are no longer to the bit what they began as: the verifier's embedding and its
     head's rows, or those of the draft that was continued."""
     import torch
-    from safetensors.torch import load_file
 
-    stored = load_file(checkpoint / "model.safetensors")
+    frozen = ["embed_tokens.weight"] + ([] if params.train_lm_head else ["lm_head.weight"])
+    stored = _tensors(checkpoint, frozen)
     if params.continue_from:
-        expected = load_file(paths.resolve(params.continue_from) / "model.safetensors")
+        expected = _tensors(paths.resolve(params.continue_from), frozen)
     else:
         expected = {
-            "embed_tokens.weight": load_tensor(verifier, verifier.embed_key),
-            "lm_head.weight": load_head(verifier)[torch.from_numpy(vocab.target_ids(d2t))],
+            "embed_tokens.weight": load_tensor(model, model.embed_key),
+            "lm_head.weight": load_head(model)[torch.from_numpy(vocab.target_ids(d2t))],
         }
-    frozen = {"embed_tokens.weight"} | (set() if params.train_lm_head else {"lm_head.weight"})
     return [
         name
-        for name in sorted(frozen & set(expected) & set(stored))
-        if not torch.equal(stored[name], expected[name].to(stored[name].dtype))
+        for name in frozen
+        if name in expected and name in stored and not torch.equal(stored[name], expected[name].to(stored[name].dtype))
     ]
+
+
+def _tensors(folder: Path, names: list[str]) -> dict[str, torch.Tensor]:
+    """Those of ``names`` that a checkpoint holds, in one file or in shards."""
+    from safetensors import safe_open
+
+    found = {}
+    for name, tensor in headers.read_folder(folder).items():
+        if name in names and tensor.file is not None:
+            with safe_open(tensor.file, framework="pt") as file:
+                found[name] = file.get_tensor(name)
+    return found

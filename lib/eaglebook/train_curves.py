@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,13 @@ class Curves:
             if at["passes"] % 1 == 0
         }
         return max((e for e in sorted(ends) if e >= 0), key=lambda e: ends[e], default=None)
+
+    @property
+    def gain(self) -> tuple[float, float]:
+        """Acceptance length on held-out conversations before the first step, and after the best epoch."""
+        best = next(at for at in self.points if self.best_epoch is not None and at["passes"] == self.best_epoch + 1)
+        start, chosen = (float(at[HELD_OUT]["mean_acceptance_length"]) for at in (self.points[0], best))
+        return start, chosen
 
     @property
     def tokens_per_s(self) -> float:
@@ -82,14 +90,26 @@ def refuse_nothing_learnt(curves: Curves, epochs: int) -> None:
         reasons.append("samples were dropped (error_records above 0)")
     if any(not 0 < step["loss"] < float("inf") for step in curves.steps):
         reasons.append("a loss was 0, infinite or not a number")
+    if any(not math.isfinite(epoch.get("loss", math.nan)) for epoch in curves.epochs):
+        reasons.append("a validation has no loss, or one that is not a number")
     if len(curves.epochs) < epochs and not curves.stopped_early:
         reasons.append(f"{len(curves.epochs)} of {epochs} validations were reported")
     if reasons:
         raise UserError(
             "training ended, but cannot be believed",
             found="; ".join(reasons),
-            fix="eaglebook run --stage 02_hidden_states --force, then the same for 04_train",
+            fix="look at train.log; where the hidden states are at fault: eaglebook run --stage 02 --force, then 04 so",
         )
+
+
+def loss_fell(curves: Curves) -> tuple[bool, str]:
+    """Whether the last steps' mean loss is below the first step's, which is that of a draft which has learnt nothing; in
+    words. The first few steps may already hold an explosion, so one alone is what the end is compared with."""
+    if len(curves.steps) < 2:
+        return True, "one step: nothing to compare"
+    first, last = curves.steps[0]["loss"], [step["loss"] for step in curves.steps[1:][-5:]]
+    end = sum(last) / len(last)
+    return end < first, f"{first:.2f} to {end:.2f}"
 
 
 def progress_line(curves: Curves, seconds: float) -> str:

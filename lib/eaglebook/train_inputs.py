@@ -8,24 +8,32 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eaglebook import evenly, foreign_mapping, states_files, vocab
-from eaglebook.checkpoint import headers
+from eaglebook import evenly, foreign_mapping, machine, paths, runs, states_files, vocab
+from eaglebook.checkpoint import headers, inspection
+from eaglebook.checkpoint.verifier_config import read as read_facts
+from eaglebook.draft_size import Geometry
 from eaglebook.errors import UserError
 from eaglebook.params import Train
 from eaglebook.paths import resolve, show
-from eaglebook.responses import Conversation
+from eaglebook.responses import HELD_OUT, TRAIN, Conversation
 from eaglebook.verifier import Verifier
 
 if TYPE_CHECKING:
     import torch
 
-_DEEPLY_READ = 200  # files whose every number is looked at; all have their headers read
+_DEEPLY_READ = 200  # files at least whose every number is looked at; all have their headers read
+_DEEPLY_READ_BYTES = 4e9  # as many more as stay below this: seconds
+_GPU_BLOCK = 128  # tokens: flex attention's mask is of whole blocks (torch 2.13, speculators 0.9)
+_GEOMETRY = {
+    "draft_heads": "num_attention_heads", "draft_kv_heads": "num_key_value_heads", "draft_head_dim": "head_dim",
+    "draft_intermediate_size": "intermediate_size",
+}  # fmt: skip
 
 
 def checks(
@@ -43,7 +51,10 @@ def checks(
         != (len(sequences[row]), len(ids) + 1, verifier.hidden_size)
     ]  # fmt: skip
     whole = not absent and not other
-    wrong = states_files.validate(states, sequences, evenly.take(rows, _DEEPLY_READ)) if whole else {}
+    wrong = (
+        states_files.validate(states, sequences, evenly.take(rows, _deeply_read(states, len(rows)))) if whole else {}
+    )
+    again = f"{runs.command('02_hidden_states', run_dir(params), params.preset)} --force"
     faults = vocab.problems(d2t, t2d)
     beyond = [c.id for c in conversations if max(c.input_ids) >= verifier.vocab_size]
     found = {
@@ -51,20 +62,36 @@ def checks(
         "02 was made from this verifier": (index["verifier"] == verifier.name, index["verifier"]),
         "every conversation has its hidden states": (
             not absent,
-            f"{len(absent)} missing; if deleted after a training: eaglebook run --stage 02 --force" if absent else f"{len(rows)}",
+            f"{len(absent)} missing, {_names(absent)}; {again}" if absent else f"{len(rows)}",
         ),
-        "the files hold these aux ids of this verifier": (not other, f"{len(other)} of another shape" if other else f"{ids}"),
-        "their numbers are finite and their tokens the conversations'": (whole and not wrong, next(iter(wrong.values()), "")),
+        "the files hold these aux ids of this verifier": (
+            not other, f"{len(other)} cut or of another shape, {_names(other)}; {again}" if other else f"{ids}"
+        ),
+        "their numbers are finite and their tokens the conversations'": (
+            whole and not wrong,
+            f"{'; '.join(list(wrong.values())[:3])}; {again}" if wrong else "" if whole else "not looked at: see above",
+        ),
         "the ids are of this verifier": (
             list(ids) == sorted(set(ids)) and all(0 <= i <= verifier.num_layers for i in ids), f"{list(ids)}"
         ),
         "every token is of this verifier": (not beyond, f"{len(beyond)} conversations with others" if beyond else ""),
         "03 maps this verifier's vocabulary": (len(t2d) == verifier.vocab_size, f"{len(t2d)} of {verifier.vocab_size}"),
         "the mapping is whole": (not faults, "; ".join(faults)),
+        "every process has a conversation to train on, and one to validate on": _enough(params, conversations),
+        "the disk holds the checkpoints": _disk(params, verifier, len(ids), len(d2t)),
     }  # fmt: skip
+    if machine.accelerator():
+        found["a pack is whole blocks of attention"] = (
+            params.pack_tokens % _GPU_BLOCK == 0, f"pack_tokens {params.pack_tokens}, blocks of {_GPU_BLOCK}"
+        )  # fmt: skip
     if params.continue_from:
-        found["the draft to continue fits"] = _continues(params, ids, d2t)
+        found["the draft to continue fits"] = _continues(params, verifier, ids, d2t, t2d)
     return found
+
+
+def run_dir(params: Train) -> Path:
+    """The directory of the run that this training belongs to; by hand, the one of all that is done by hand."""
+    return resolve(params.run_dir) if params.run_dir else paths.outputs() / "lab"
 
 
 def samples(
@@ -95,9 +122,53 @@ def _shape(file: Path) -> tuple[int, ...]:
         return ()
 
 
-def _continues(params: Train, ids: Sequence[int], d2t: np.ndarray) -> tuple[bool, str]:
-    """Whether a draft in the speculators format reads these ids, says these tokens and has the flags asked for."""
-    folder = resolve(params.continue_from)
+def _names(rows: Iterable[int]) -> str:
+    """The first of these rows' files, for a message."""
+    return ", ".join(states_files.file_name(row) for row in sorted(rows)[:3])
+
+
+def _deeply_read(states: Path, count: int) -> int:
+    """How many files are read whole: those that `_DEEPLY_READ_BYTES` allow, by the size of the first."""
+    each = (states / states_files.file_name(0)).stat().st_size
+    return min(count, max(_DEEPLY_READ, int(_DEEPLY_READ_BYTES / each)))
+
+
+def _enough(params: Train, conversations: Sequence[Conversation]) -> tuple[bool, str]:
+    """speculators 0.9 leaves out what is too little to give every process some (``distributed_batch_sampler.py:126``): with
+    fewer conversations than processes it trains or validates on nothing."""
+    has = {split: sum(c.split == split for c in conversations) for split in (TRAIN, HELD_OUT)}
+    processes = params.processes * params.nodes
+    ok = all(count >= processes for count in has.values())
+    wanted = (
+        "" if ok else f", for {processes} processes: lower `processes`, give more prompts or a larger held_out_fraction"
+    )
+    return ok, f"{has[TRAIN]} and {has[HELD_OUT]}{wanted}"
+
+
+def _disk(params: Train, verifier: Verifier, num_aux: int, draft_vocab_size: int) -> tuple[bool, str]:
+    """Whether there is room for what lies there at once; checkpoints of an attempt to go on from are counted twice."""
+    draft = Geometry.of(
+        read_facts(verifier.path), draft_vocab_size, num_aux, heads=params.draft_heads, kv_heads=params.draft_kv_heads,
+        head_dim=params.draft_head_dim, intermediate_size=params.draft_intermediate_size,
+        aux_norms=params.norm_before_fc or params.fc_norm, head_trained=params.train_lm_head,
+    )  # fmt: skip
+    needed, free = draft.kept_bytes(params.optimizer, params.epochs), shutil.disk_usage(paths.outputs()).free
+    said = f"{needed / 1e9:.2f} GB at most, {free / 1e9:.2f} free"
+    return free >= needed, said if free >= needed else f"{said}: free some, or set EAGLEBOOK_OUTPUTS to a bigger disk"
+
+
+def _continues(
+    params: Train, verifier: Verifier, ids: Sequence[int], d2t: np.ndarray, t2d: np.ndarray
+) -> tuple[bool, str]:
+    """Whether a draft in the speculators format is whole, reads these ids, says these tokens and is what is asked for."""
+    folder, own_stage = resolve(params.continue_from), runs.stage_dir(run_dir(params), "04_train")
+    if folder.resolve().is_relative_to(own_stage.resolve()):
+        return (
+            False,
+            f"{show(folder)} would be replaced by what is trained from it: copy it elsewhere, or another --run-dir",
+        )
+    if not folder.is_dir() or not headers.read_folder(folder):
+        return False, f"{show(folder)} {'holds no weights' if folder.is_dir() else 'does not exist'}"
     config = json.loads((folder / "config.json").read_text()) if (folder / "config.json").is_file() else {}
     if "transformer_layer_config" not in config:
         return False, f"{show(folder)} is not in the speculators format: eaglebook convert it first"
@@ -107,8 +178,14 @@ def _continues(params: Train, ids: Sequence[int], d2t: np.ndarray) -> tuple[bool
     for flag in ("norm_before_residual", "norm_before_fc", "norm_output", "fc_norm"):
         if (theirs := bool(config.get(flag, False))) != getattr(params, flag):
             return False, f"its {flag} is {theirs}: set the parameter so"
-    mapping = headers.read_folder(folder).get("d2t")  # none: it says every token
-    own = foreign_mapping.read(mapping.file)[0] if mapping and mapping.file else d2t
+    layer = config["transformer_layer_config"]
+    for parameter, key in _GEOMETRY.items():
+        if (wanted := getattr(params, parameter)) and wanted != layer.get(key):
+            return False, f"its {key} is {layer.get(key)}, {parameter} asks for {wanted}: set it to 0"
+    if errors := inspection.inspect(folder, verifier=verifier.path).errors:
+        return False, f"{errors[0].message}; eaglebook inspect {show(folder)}"
+    mapping = headers.read_folder(folder).get("d2t")  # none: it says every token, or the inspection would have said so
+    own = foreign_mapping.read(mapping.file)[0] if mapping and mapping.file else np.zeros(len(t2d), dtype=np.int64)
     if not np.array_equal(own, d2t):
         return (
             False,

@@ -44,7 +44,10 @@ def gradients(said: dict[str, float]) -> None:
         norm = clip(*arguments, **named)
         said["grad_norm"] = float(norm)
         if not math.isfinite(said["grad_norm"]):
-            raise FloatingPointError("the gradient is not finite; the last checkpoint is whole. Lower learning_rate")
+            raise FloatingPointError(
+                "the gradient is not finite; the last checkpoint is whole. Lower learning_rate; if it is low, a file of hidden "
+                "states may hold numbers that are not finite: eaglebook run --stage 02 --force"
+            )
         return norm
 
     torch.nn.utils.clip_grad_norm_ = watched

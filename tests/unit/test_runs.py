@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import nbformat
 import pytest
 from eaglebook import manifests, paths, runs, verifier
 from eaglebook.errors import UserError
@@ -57,6 +58,27 @@ def test_an_unfinished_attempt_is_continued_only_when_nothing_changed(outputs) -
     (folder / "artifacts" / "half").touch()
     assert runs.prepare(folder, "fp", keep=False) is False
     assert not (folder / "artifacts" / "half").exists()
+
+
+def test_checkpoints_of_an_attempt_with_other_parameters_are_set_aside(outputs) -> None:
+    folder = finished(outputs / "r", "04_train.next", status="failed")
+    for mark in ("more epochs", "another loss"):
+        (folder / "artifacts/checkpoints/3").mkdir(parents=True)
+        (folder / "artifacts/checkpoints/3" / mark).touch()
+        assert runs.prepare(folder, mark) is False
+        assert not (folder / "artifacts/checkpoints").exists()
+        assert [f.name for f in (outputs / "r/04_train.left/artifacts/checkpoints/3").iterdir()] == [mark]
+
+
+def test_prose_does_not_make_a_stage_run_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(runs.paths, "NOTEBOOKS", tmp_path)
+
+    def mark(prose: str, code: str) -> str:
+        cells = [nbformat.v4.new_markdown_cell(prose), nbformat.v4.new_code_cell(code)]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "04_train.ipynb")
+        return runs.notebook_hash("04_train")
+
+    assert mark("a", "1") == mark("b", "1") != mark("a", "2")
 
 
 def test_a_missing_upstream_names_the_command(outputs) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from eaglebook.responses import HELD_OUT, TRAIN, Conversation
 from eaglebook.train_worker import Job
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 IDS = [2, 4, 5]
 
@@ -212,6 +214,46 @@ def test_out_of_memory_is_told_from_other_ends(code, said, expected) -> None:
     assert train.ran_out_of_memory(code, said) is expected
 
 
+def test_a_killed_training_is_out_of_memory_only_where_the_kernel_may_have_done_it() -> None:
+    assert not train.ran_out_of_memory(137, "", by_kernel=False)
+    assert train.ran_out_of_memory(1, "CUDA out of memory", by_kernel=False)
+
+
+def test_half_a_pack_is_whole_blocks_and_the_learning_rate_ends_where_it_should() -> None:
+    config = {"train": {"data": {"total_seq_len": 640}, "scheduler": {}}}
+    train.halve_packs(config, train_curves.Curves([], []), 4)
+    assert config == {"train": {"data": {"total_seq_len": 256}, "scheduler": {}}}, (
+        "nothing done: the library's own count"
+    )
+    steps = [{"epoch": epoch, "step": step, "loss": 1.0} for epoch in range(2) for step in range(10)]
+    begun = [*steps, {"epoch": 2, "step": 20, "loss": 1.0}]  # an epoch that is trained again
+    train.halve_packs(config, train_curves.Curves(begun, [{"epoch": 0}, {"epoch": 1}]), 4)
+    assert config["train"]["scheduler"] == {"scheduler_total_steps": 20 + 2 * 10 * 2}
+    from speculators.train.config import TrainConfig
+
+    assert "scheduler_total_steps" in str(TrainConfig.model_json_schema())
+
+
+def test_packs_that_leave_a_conversation_nothing_to_learn_are_refused_when_they_are_halved(
+    job, tmp_path, monkeypatch
+) -> None:
+    config, params, *_ = job
+    params = params.model_copy(update={"pack_tokens": 256, "warm_start": "noise"})
+    long = Conversation("long", "all", TRAIN, [1] * 250, [0] * 200 + [1] * 50, "length")
+    responses.write(tmp_path / "conversations.jsonl", [*conversations(4, 1), long])
+    monkeypatch.setattr(train, "_process", lambda *_: (1, "out of memory"))
+    with pytest.raises(UserError, match="no supervised token within pack_tokens"):
+        train.run(config(tmp_path / "checkpoints", params), tmp_path, params, tmp_path / "conversations.jsonl")
+
+
+def test_fc_is_fitted_only_to_enough_tokens(job, tmp_path, capsys) -> None:
+    config, params, *_ = job
+    for count, enough in ((20, False), (100, True)):  # of 31 tokens; fc has 3 x 64 columns
+        responses.write(tmp_path / "c.jsonl", conversations(count, 1))
+        assert train._enough_to_fit(config(tmp_path), params, tmp_path / "c.jsonl") is enough
+    assert "589 tokens are too few" in capsys.readouterr().out
+
+
 def test_out_of_memory_halves_the_pack_and_goes_on(job, tmp_path, monkeypatch) -> None:
     config, params, *_ = job
     params = params.model_copy(update={"pack_tokens": 256})
@@ -320,6 +362,35 @@ def test_a_draft_is_continued_from_where_it_was(job, tmp_path, monkeypatch) -> N
     assert not ok
     assert "norm_output is False" in why
 
+    def refused(says, mapping=mapping, **changed) -> None:
+        asked = going_on.model_copy(update=changed)
+        ok, why = train_inputs.checks(asked, found, rows, folder / "hs", index, *mapping)["the draft to continue fits"]
+        assert not ok
+        assert says in why
+
+    refused("num_attention_heads is 4, draft_heads asks for 2", draft_heads=2)
+    refused("does not exist", continue_from=str(tmp_path / "nowhere"))
+    refused("holds no weights", continue_from=str(make(tmp_path / "empty")))
+    refused(
+        "would be replaced", run_dir=str(make(tmp_path / "run")), continue_from=str(tmp_path / "run/04_train/artifacts")
+    )
+    tensors = load_file(draft / "model.safetensors")
+    for name, says in (("layers.0.mlp.down_proj.weight", "down_proj"), ("d2t", "d2t")):
+        lacking = make(tmp_path / f"without {name}")
+        (lacking / "config.json").write_text((draft / "config.json").read_text())
+        save_file({n: t for n, t in tensors.items() if n != name}, lacking / "model.safetensors")
+        refused(says, continue_from=str(lacking))
+    shards = make(tmp_path / "shards")  # as large drafts are published
+    for number, names in enumerate((["embed_tokens.weight"], [n for n in tensors if n != "embed_tokens.weight"])):
+        save_file({n: tensors[n] for n in names}, shards / f"model-{number}.safetensors")
+    weight_map = {n: f"model-{int(n != 'embed_tokens.weight')}.safetensors" for n in tensors}
+    (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    sharded = going_on.model_copy(update={"continue_from": str(shards)})
+    assert not train.changed_frozen(draft, found, mapping[0], sharded)
+    del tensors["embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1}, shards / "model-1.safetensors")
+    assert train.changed_frozen(draft, found, mapping[0], sharded) == ["lm_head.weight"]
+
 
 def test_what_is_watched_is_never_trained_on(tmp_path) -> None:
     rows = conversations(20, 6)
@@ -329,7 +400,7 @@ def test_what_is_watched_is_never_trained_on(tmp_path) -> None:
     assert chosen[HELD_OUT][0][0].name == "hs_14.safetensors"
 
 
-def test_inputs_that_belong_together_pass_and_each_fault_is_named(job, tmp_path) -> None:
+def test_inputs_that_belong_together_pass_and_each_fault_is_named(job, tmp_path, monkeypatch) -> None:
     _, params, found, rows, folder = job
     d2t, t2d = vocab.load(folder)
     index = {"rows": [c.id for c in rows], "verifier": found.name, "aux_hidden_state_layer_ids": IDS}
@@ -354,6 +425,27 @@ def test_inputs_that_belong_together_pass_and_each_fault_is_named(job, tmp_path)
         rows=[dataclasses.replace(rows[0], input_ids=[999] * 31), *rows[1:]]
     )
     assert failed(params=params.model_copy(update={"continue_from": str(folder)})) == ["the draft to continue fits"]
+    eight = params.model_copy(update={"processes": 8})  # and four held-out conversations
+    assert failed(params=eight) == ["every process has a conversation to train on, and one to validate on"]
+    monkeypatch.setattr(train_inputs.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert failed() == ["the disk holds the checkpoints"]
+
+
+def test_a_fault_of_the_states_names_the_file_and_the_command(job, tmp_path) -> None:
+    _, params, found, rows, folder = job
+    index = {"rows": [c.id for c in rows], "verifier": found.name, "aux_hidden_state_layer_ids": IDS}
+    states = make(tmp_path / "hs")
+    for file in (folder / "hs").iterdir():
+        (states / file.name).symlink_to(file)
+    (states / "hs_3.safetensors").unlink()
+    (states / "hs_5.safetensors").unlink()
+    (states / "hs_5.safetensors").write_bytes((folder / "hs/hs_5.safetensors").read_bytes()[:-100])
+    asked = params.model_copy(update={"run_dir": str(tmp_path / "mine"), "preset": "smoke"})
+    checks = train_inputs.checks(asked, found, rows, states, index, *vocab.load(folder))
+    said = {name: detail for name, (ok, detail) in checks.items() if not ok}
+    assert "hs_3.safetensors" in said["every conversation has its hidden states"]
+    assert "hs_5.safetensors" in said["the files hold these aux ids of this verifier"]
+    assert all("--preset smoke --run-dir" in detail or "not looked at" in detail for detail in said.values())
 
 
 def test_states_that_are_not_numbers_are_seen_before_training(job, tmp_path) -> None:
@@ -533,7 +625,33 @@ def test_a_run_that_cannot_have_learnt_is_not_believed(tmp_path, change, says) -
     else:
         with pytest.raises(UserError, match=says):
             train_curves.refuse_nothing_learnt(found, 1)
+    for nothing in ({}, {"loss_epoch": float("nan")}):
+        without = curves(make(tmp_path / f"{len(nothing)}"), step, {"val": nothing, "epoch": 0})
+        with pytest.raises(UserError, match="a validation has no loss"):
+            train_curves.refuse_nothing_learnt(without, 1)
     with pytest.raises(UserError, match="no training step"):
         train_curves.refuse_nothing_learnt(dataclasses.replace(found, steps=[]), 1)
     with pytest.raises(UserError, match="of 2 validations"):
         train_curves.refuse_nothing_learnt(found, 2)
+
+
+@pytest.mark.parametrize(
+    ("losses", "fell"),
+    [
+        ([9.0, 8.0], True),
+        ([8.0, 9.0], False),
+        ([16.1, 12.7, 10.5, 9.5], True),
+        ([14.7, 297.0, 280.0, 90.0, 60.0, 31.0, 30.0, 29.0, 29.0, 29.0], False),  # exploded, and came back half-way
+        ([5.0], True),
+    ],
+)
+def test_the_end_of_the_loss_is_compared_with_its_very_beginning(losses, fell) -> None:
+    found = train_curves.loss_fell(train_curves.Curves([{"loss": loss} for loss in losses], []))
+    assert found[0] is fell
+
+
+def test_what_training_gained_is_told_from_before_its_first_step() -> None:
+    points = [
+        {"passes": p, HELD_OUT: {"mean_acceptance_length": a}} for p, a in ((0, 1.3), (0.5, 2.0), (1, 1.2), (2, 1.25))
+    ]
+    assert train_curves.Curves([], [], points).gain == (1.3, 1.25)
