@@ -33,13 +33,13 @@ from eaglebook.checkpoint import headers
 from eaglebook.engine.server import tail
 from eaglebook.errors import UserError
 from eaglebook.params import Train
+from eaglebook.train_config import ATTENTION_BLOCK
 from eaglebook.train_worker import Job
 from eaglebook.verifier import Verifier, load_head, load_tensor
 
 if TYPE_CHECKING:
     import torch
 
-SMALLEST_PACK = 128  # tokens; flex attention (GPU) works in blocks of as many
 _LEAST_START = 1.02  # an acceptance length that a draft to continue must pass before its first step
 _FITTED = 500  # conversations: more of them do not change fc
 _TOKENS_PER_COLUMN = 5  # fewer training tokens for each column of fc, and the fit is of these tokens alone
@@ -79,7 +79,10 @@ def run(config: dict[str, Any], folder: Path, params: Train, conversations: Path
         killed = machine.oom_kills()
         code, said = _process(folder, params, began)
         by_kernel = killed is None or killed != machine.oom_kills()
-        if not ran_out_of_memory(code, said, by_kernel) or config["train"]["data"]["total_seq_len"] < 2 * SMALLEST_PACK:
+        if (
+            not ran_out_of_memory(code, said, by_kernel)
+            or config["train"]["data"]["total_seq_len"] < 2 * ATTENTION_BLOCK
+        ):
             break
         halve_packs(config, train_curves.read(metrics), params.epochs)
         pack_tokens = config["train"]["data"]["total_seq_len"]
@@ -164,11 +167,11 @@ def ran_out_of_memory(code: int, said: str, by_kernel: bool = True) -> bool:
 
 
 def halve_packs(config: dict[str, Any], so_far: train_curves.Curves, epochs: int) -> None:
-    """Half the pack, in whole blocks of `SMALLEST_PACK`, and a learning rate that still ends where it was to end.
+    """Half the pack, in whole `ATTENTION_BLOCK`s, and a learning rate that still ends where it was to end.
 
     The epochs left have twice the steps; by itself the library would plan as if those done had too, and the rate would jump.
     """
-    packed = config["train"]["data"]["total_seq_len"] // 2 // SMALLEST_PACK * SMALLEST_PACK
+    packed = config["train"]["data"]["total_seq_len"] // 2 // ATTENTION_BLOCK * ATTENTION_BLOCK
     config["train"]["data"]["total_seq_len"] = packed
     done = len(so_far.epochs)
     if done:

@@ -14,6 +14,8 @@ from eaglebook.params import Train
 from eaglebook.responses import BENCHMARK, TRAIN, Conversation
 from eaglebook.verifier import Verifier
 
+ATTENTION_BLOCK = 128  # tokens: flex attention's mask (GPU) is of whole blocks (torch 2.13, speculators 0.9)
+
 
 def clipped(conversations: Sequence[Conversation], pack_tokens: int) -> tuple[int, int]:
     """How many conversations do not fit into one pack, and how many of their supervised tokens are cut off.

@@ -22,6 +22,7 @@ from eaglebook.errors import UserError
 from eaglebook.params import Train
 from eaglebook.paths import resolve, show
 from eaglebook.responses import HELD_OUT, TRAIN, Conversation
+from eaglebook.train_config import ATTENTION_BLOCK
 from eaglebook.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _DEEPLY_READ = 200  # files at least whose every number is looked at; all have their headers read
 _DEEPLY_READ_BYTES = 4e9  # as many more as stay below this: seconds
-_GPU_BLOCK = 128  # tokens: flex attention's mask is of whole blocks (torch 2.13, speculators 0.9)
 _GEOMETRY = {
     "draft_heads": "num_attention_heads", "draft_kv_heads": "num_key_value_heads", "draft_head_dim": "head_dim",
     "draft_intermediate_size": "intermediate_size",
@@ -82,7 +82,7 @@ def checks(
     }  # fmt: skip
     if machine.accelerator():
         found["a pack is whole blocks of attention"] = (
-            params.pack_tokens % _GPU_BLOCK == 0, f"pack_tokens {params.pack_tokens}, blocks of {_GPU_BLOCK}"
+            params.pack_tokens % ATTENTION_BLOCK == 0, f"pack_tokens {params.pack_tokens}, blocks of {ATTENTION_BLOCK}"
         )  # fmt: skip
     if params.continue_from:
         found["the draft to continue fits"] = _continues(params, verifier, ids, d2t, t2d)
