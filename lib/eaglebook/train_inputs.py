@@ -54,7 +54,8 @@ def checks(
     wrong = (
         states_files.validate(states, sequences, evenly.take(rows, _deeply_read(states, len(rows)))) if whole else {}
     )
-    again = f"{runs.command('02_hidden_states', run_dir(params), params.preset)} --force"
+    run = states.parents[2]  # RUN/02_hidden_states/artifacts/hidden_states
+    again = f"{runs.command('02_hidden_states', run, params.preset)} --force"
     faults = vocab.problems(d2t, t2d)
     beyond = [c.id for c in conversations if max(c.input_ids) >= verifier.vocab_size]
     found = {
@@ -87,11 +88,6 @@ def checks(
     if params.continue_from:
         found["the draft to continue fits"] = _continues(params, verifier, ids, d2t, t2d)
     return found
-
-
-def run_dir(params: Train) -> Path:
-    """The directory of the run that this training belongs to; by hand, the one of all that is done by hand."""
-    return resolve(params.run_dir) if params.run_dir else paths.outputs() / "lab"
 
 
 def samples(
@@ -161,7 +157,8 @@ def _continues(
     params: Train, verifier: Verifier, ids: Sequence[int], d2t: np.ndarray, t2d: np.ndarray
 ) -> tuple[bool, str]:
     """Whether a draft in the speculators format is whole, reads these ids, says these tokens and is what is asked for."""
-    folder, own_stage = resolve(params.continue_from), runs.stage_dir(run_dir(params), "04_train")
+    run_dir = resolve(params.run_dir) if params.run_dir else paths.outputs() / "lab"
+    folder, own_stage = resolve(params.continue_from), runs.stage_dir(run_dir, "04_train")
     if folder.resolve().is_relative_to(own_stage.resolve()):
         return (
             False,

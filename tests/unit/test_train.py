@@ -434,18 +434,20 @@ def test_inputs_that_belong_together_pass_and_each_fault_is_named(job, tmp_path,
 def test_a_fault_of_the_states_names_the_file_and_the_command(job, tmp_path) -> None:
     _, params, found, rows, folder = job
     index = {"rows": [c.id for c in rows], "verifier": found.name, "aux_hidden_state_layer_ids": IDS}
-    states = make(tmp_path / "hs")
+    states = tmp_path / "mine/02_hidden_states/artifacts/hidden_states"
+    states.mkdir(parents=True)
     for file in (folder / "hs").iterdir():
         (states / file.name).symlink_to(file)
     (states / "hs_3.safetensors").unlink()
     (states / "hs_5.safetensors").unlink()
     (states / "hs_5.safetensors").write_bytes((folder / "hs/hs_5.safetensors").read_bytes()[:-100])
-    asked = params.model_copy(update={"run_dir": str(tmp_path / "mine"), "preset": "smoke"})
-    checks = train_inputs.checks(asked, found, rows, states, index, *vocab.load(folder))
+    checks = train_inputs.checks(params, found, rows, states, index, *vocab.load(folder))
     said = {name: detail for name, (ok, detail) in checks.items() if not ok}
     assert "hs_3.safetensors" in said["every conversation has its hidden states"]
     assert "hs_5.safetensors" in said["the files hold these aux ids of this verifier"]
-    assert all("--preset smoke --run-dir" in detail or "not looked at" in detail for detail in said.values())
+    assert all(
+        "/mine --stage 02_hidden_states --force" in detail or "not looked at" in detail for detail in said.values()
+    )
 
 
 def test_states_that_are_not_numbers_are_seen_before_training(job, tmp_path) -> None:
