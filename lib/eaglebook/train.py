@@ -169,7 +169,8 @@ def ran_out_of_memory(code: int, said: str, by_kernel: bool = True) -> bool:
 def halve_packs(config: dict[str, Any], so_far: train_curves.Curves, epochs: int) -> None:
     """Half the pack, in whole `ATTENTION_BLOCK`s, and a learning rate that still ends where it was to end.
 
-    The epochs left have twice the steps; by itself the library would plan as if those done had too, and the rate would jump.
+    The epochs left have twice the steps. The library counts by steps and would plan as if those done had been twice as many
+    too: the rate would go up by more than it does now, and be well above zero at the end.
     """
     packed = config["train"]["data"]["total_seq_len"] // 2 // ATTENTION_BLOCK * ATTENTION_BLOCK
     config["train"]["data"]["total_seq_len"] = packed

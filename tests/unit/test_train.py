@@ -269,6 +269,36 @@ def test_out_of_memory_halves_the_pack_and_goes_on(job, tmp_path, monkeypatch) -
     assert tried == [256, 128]
 
 
+@pytest.mark.timeout(300)
+def test_a_training_that_goes_on_with_half_the_pack_ends_with_its_learning_rate_at_zero(
+    job, tmp_path, monkeypatch
+) -> None:
+    config, params, *_, folder = job
+    params = params.model_copy(update={"epochs": 4, "pack_tokens": 256, "warm_start": "noise"})
+    process, packs = train._process, []
+
+    def first_one_ends_half_way(where, asked, began):
+        file = where / "train.yaml"
+        written = yaml.safe_load(file.read_text())
+        packs.append(written["train"]["data"]["total_seq_len"])
+        if len(packs) > 1:
+            return process(where, asked, began)
+        written["train"]["trainer"]["epochs"] = 2
+        written["train"]["scheduler"]["scheduler_total_steps"] = 4 * 3
+        file.write_text(yaml.safe_dump(written))
+        assert process(where, asked, began)[0] == 0
+        return 1, "out of memory"
+
+    monkeypatch.setattr(train, "_process", first_one_ends_half_way)
+    curves = train.run(config(tmp_path / "checkpoints", params), tmp_path, params, folder / "conversations.jsonl")
+    assert packs == [256, 128]
+    assert [epoch["epoch"] for epoch in curves.epochs] == [0, 1, 2, 3]
+    steps = [sum(step["epoch"] == epoch for step in curves.steps) for epoch in range(4)]
+    assert steps[0] == steps[1] == 3
+    assert steps[2] == steps[3] > 3, "twice as many, of half the length"
+    assert curves.steps[-1]["lr"] < 0.1 * params.learning_rate
+
+
 def test_several_processes_are_torchruns_own_command(tmp_path, monkeypatch) -> None:
     from torch.distributed.run import parse_args
 
