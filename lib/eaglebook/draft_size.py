@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from eaglebook.checkpoint.verifier_config import VerifierFacts
+from eaglebook.params import Preflight, Train
 
 BF16, FP32 = 2, 4
 _CHECKPOINTS_KEPT = 3
@@ -129,6 +130,15 @@ class Geometry:
         saved = pack_tokens * ttt_steps * (5.5 * width + 8 * self.draft_vocab_size)
         backward = 3 * FP32 * pack_tokens * self.draft_vocab_size
         return int(1.15 * (kept / (processes if sharded else 1) + buckets + copies + saved + backward))
+
+
+def asked(p: Preflight | Train, facts: VerifierFacts, draft_vocab_size: int, num_aux: int) -> Geometry:
+    """The draft that a notebook's parameters ask for."""
+    return Geometry.of(
+        facts, draft_vocab_size, num_aux, heads=p.draft_heads, kv_heads=p.draft_kv_heads,
+        head_dim=p.draft_head_dim, intermediate_size=p.draft_intermediate_size,
+        aux_norms=p.norm_before_fc or p.fc_norm, head_trained=p.train_lm_head,
+    )  # fmt: skip
 
 
 def moments(optimizer: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from eaglebook import machine, paths, states_files
 from eaglebook.checkpoint.verifier_config import VerifierFacts
-from eaglebook.draft_size import Geometry
+from eaglebook.draft_size import Geometry, asked
 from eaglebook.params import Preflight
 from eaglebook.prompts import load as load_prompts
 
@@ -71,11 +71,7 @@ class Plan:
 
 def geometry(p: Preflight, facts: VerifierFacts) -> Geometry:
     """The draft of a params file: the verifier's sizes where it says 0."""
-    return Geometry.of(
-        facts, p.draft_vocab_size, len(p.aux_hidden_state_layer_ids) or 3, heads=p.draft_heads, kv_heads=p.draft_kv_heads,
-        head_dim=p.draft_head_dim, intermediate_size=p.draft_intermediate_size,
-        aux_norms=p.norm_before_fc or p.fc_norm, head_trained=p.train_lm_head,
-    )  # fmt: skip
+    return asked(p, facts, p.draft_vocab_size, len(p.aux_hidden_state_layer_ids) or 3)
 
 
 def rates(p: Preflight, parameters: int, draft: Geometry, gemm_flops: float) -> Rates:

@@ -48,6 +48,11 @@ _NOT_CONTENT = {
 _RANK = re.compile(r"-rank\d+$")
 
 
+def run_dir(params: Notebook) -> Path:
+    """The directory of the run these parameters are of; for what is done by hand, the one that all such work shares."""
+    return paths.resolve(params.run_dir) if params.run_dir else paths.outputs() / "lab"
+
+
 def stage_dir(run_dir: Path, stem: str) -> Path:
     """The directory of the last success of a stage."""
     return run_dir / stem

@@ -23,7 +23,7 @@ class Stage:
         given = os.environ.get("EAGLEBOOK_STAGE_DIR")
         self.stem, self.params = stem, params
         self.by_hand = not given
-        self.run_dir = paths.resolve(params.run_dir) if params.run_dir else paths.outputs() / "lab"
+        self.run_dir = runs.run_dir(params)
         self._write_run = paths.outputs() / "lab" if self.by_hand else self.run_dir
         self.dir = Path(given) if given else runs.next_dir(self._write_run, stem)
         self.started = time.time()

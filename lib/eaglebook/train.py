@@ -265,12 +265,16 @@ def changed_frozen(checkpoint: Path, model: Verifier, d2t: np.ndarray, params: T
     import torch
 
     frozen = ["embed_tokens.weight"] + ([] if params.train_lm_head else ["lm_head.weight"])
-    stored = _tensors(checkpoint, frozen)
+
+    def of(folder: Path) -> dict[str, torch.Tensor]:
+        return {name: load_tensor(folder, name) for name in headers.read_folder(folder) if name in frozen}
+
+    stored = of(checkpoint)
     if params.continue_from:
-        expected = _tensors(paths.resolve(params.continue_from), frozen)
+        expected = of(paths.resolve(params.continue_from))
     else:
         expected = {
-            "embed_tokens.weight": load_tensor(model, model.embed_key),
+            "embed_tokens.weight": load_tensor(model.path, model.embed_key),
             "lm_head.weight": load_head(model)[torch.from_numpy(vocab.target_ids(d2t))],
         }
     return [
@@ -278,15 +282,3 @@ def changed_frozen(checkpoint: Path, model: Verifier, d2t: np.ndarray, params: T
         for name in frozen
         if name in expected and name in stored and not torch.equal(stored[name], expected[name].to(stored[name].dtype))
     ]
-
-
-def _tensors(folder: Path, names: list[str]) -> dict[str, torch.Tensor]:
-    """Those of ``names`` that a checkpoint holds, in one file or in shards."""
-    from safetensors import safe_open
-
-    found = {}
-    for name, tensor in headers.read_folder(folder).items():
-        if name in names and tensor.file is not None:
-            with safe_open(tensor.file, framework="pt") as file:
-                found[name] = file.get_tensor(name)
-    return found

@@ -14,6 +14,10 @@ from eaglebook.params import Train
 from eaglebook.responses import BENCHMARK, TRAIN, Conversation
 from eaglebook.verifier import Verifier
 
+GEOMETRY = {  # our parameters, and what a layer's config calls them
+    "draft_heads": "num_attention_heads", "draft_kv_heads": "num_key_value_heads", "draft_head_dim": "head_dim",
+    "draft_intermediate_size": "intermediate_size",
+}  # fmt: skip
 ATTENTION_BLOCK = 128  # tokens: flex attention's mask (GPU) is of whole blocks (torch 2.13, speculators 0.9)
 
 
@@ -131,10 +135,7 @@ def _shape(params: Train, verifier: Verifier, folder: Path) -> dict[str, Any]:
             )
         }
     like_verifier = {"num_layers": 1, "full_attention_indices": [0]}  # the default slides every layer over 2048 tokens
-    wanted = {
-        "num_attention_heads": params.draft_heads, "num_key_value_heads": params.draft_kv_heads,
-        "head_dim": params.draft_head_dim, "intermediate_size": params.draft_intermediate_size,
-    }  # fmt: skip
+    wanted = {key: getattr(params, parameter) for parameter, key in GEOMETRY.items()}
     if not any(wanted.values()):
         return like_verifier
     from speculators.train.cli import create_transformer_layer_config

@@ -35,9 +35,8 @@ class Curves:
     @property
     def gain(self) -> tuple[float, float]:
         """Acceptance length on held-out conversations before the first step, and after the best epoch."""
-        best = next(at for at in self.points if self.best_epoch is not None and at["passes"] == self.best_epoch + 1)
-        start, chosen = (float(at[HELD_OUT]["mean_acceptance_length"]) for at in (self.points[0], best))
-        return start, chosen
+        lengths = {at["passes"]: float(at[HELD_OUT]["mean_acceptance_length"]) for at in self.points}
+        return lengths[0], max(length for passes, length in lengths.items() if passes and passes % 1 == 0)
 
     @property
     def tokens_per_s(self) -> float:

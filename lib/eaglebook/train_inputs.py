@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eaglebook import evenly, foreign_mapping, machine, paths, runs, states_files, vocab
+from eaglebook import draft_size, evenly, foreign_mapping, machine, paths, runs, states_files, vocab
 from eaglebook.checkpoint import headers, inspection
 from eaglebook.checkpoint.verifier_config import read as read_facts
-from eaglebook.draft_size import Geometry
 from eaglebook.errors import UserError
 from eaglebook.params import Train
 from eaglebook.paths import resolve, show
 from eaglebook.responses import HELD_OUT, TRAIN, Conversation
-from eaglebook.train_config import ATTENTION_BLOCK
+from eaglebook.train_config import ATTENTION_BLOCK, GEOMETRY
 from eaglebook.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -30,10 +29,6 @@ if TYPE_CHECKING:
 
 _DEEPLY_READ = 200  # files at least whose every number is looked at; all have their headers read
 _DEEPLY_READ_BYTES = 4e9  # as many more as stay below this: seconds
-_GEOMETRY = {
-    "draft_heads": "num_attention_heads", "draft_kv_heads": "num_key_value_heads", "draft_head_dim": "head_dim",
-    "draft_intermediate_size": "intermediate_size",
-}  # fmt: skip
 
 
 def checks(
@@ -143,11 +138,7 @@ def _enough(params: Train, conversations: Sequence[Conversation]) -> tuple[bool,
 
 def _disk(params: Train, verifier: Verifier, num_aux: int, draft_vocab_size: int) -> tuple[bool, str]:
     """Whether there is room for what lies there at once; checkpoints of an attempt to go on from are counted twice."""
-    draft = Geometry.of(
-        read_facts(verifier.path), draft_vocab_size, num_aux, heads=params.draft_heads, kv_heads=params.draft_kv_heads,
-        head_dim=params.draft_head_dim, intermediate_size=params.draft_intermediate_size,
-        aux_norms=params.norm_before_fc or params.fc_norm, head_trained=params.train_lm_head,
-    )  # fmt: skip
+    draft = draft_size.asked(params, read_facts(verifier.path), draft_vocab_size, num_aux)
     needed, free = draft.kept_bytes(params.optimizer, params.epochs), shutil.disk_usage(paths.outputs()).free
     said = f"{needed / 1e9:.2f} GB at most, {free / 1e9:.2f} free"
     return free >= needed, said if free >= needed else f"{said}: free some, or set EAGLEBOOK_OUTPUTS to a bigger disk"
@@ -157,14 +148,14 @@ def _continues(
     params: Train, verifier: Verifier, ids: Sequence[int], d2t: np.ndarray, t2d: np.ndarray
 ) -> tuple[bool, str]:
     """Whether a draft in the speculators format is whole, reads these ids, says these tokens and is what is asked for."""
-    run_dir = resolve(params.run_dir) if params.run_dir else paths.outputs() / "lab"
-    folder, own_stage = resolve(params.continue_from), runs.stage_dir(run_dir, "04_train")
+    folder, own_stage = resolve(params.continue_from), runs.stage_dir(runs.run_dir(params), "04_train")
     if folder.resolve().is_relative_to(own_stage.resolve()):
         return (
             False,
             f"{show(folder)} would be replaced by what is trained from it: copy it elsewhere, or another --run-dir",
         )
-    if not folder.is_dir() or not headers.read_folder(folder):
+    tensors = headers.read_folder(folder) if folder.is_dir() else {}
+    if not tensors:
         return False, f"{show(folder)} {'holds no weights' if folder.is_dir() else 'does not exist'}"
     config = json.loads((folder / "config.json").read_text()) if (folder / "config.json").is_file() else {}
     if "transformer_layer_config" not in config:
@@ -176,12 +167,12 @@ def _continues(
         if (theirs := bool(config.get(flag, False))) != getattr(params, flag):
             return False, f"its {flag} is {theirs}: set the parameter so"
     layer = config["transformer_layer_config"]
-    for parameter, key in _GEOMETRY.items():
+    for parameter, key in GEOMETRY.items():
         if (wanted := getattr(params, parameter)) and wanted != layer.get(key):
             return False, f"its {key} is {layer.get(key)}, {parameter} asks for {wanted}: set it to 0"
     if errors := inspection.inspect(folder, verifier=verifier.path).errors:
         return False, f"{errors[0].message}; eaglebook inspect {show(folder)}"
-    mapping = headers.read_folder(folder).get("d2t")  # none: it says every token, or the inspection would have said so
+    mapping = tensors.get("d2t")  # none: it says every token, or the inspection would have said so
     own = foreign_mapping.read(mapping.file)[0] if mapping and mapping.file else np.zeros(len(t2d), dtype=np.int64)
     if not np.array_equal(own, d2t):
         return (

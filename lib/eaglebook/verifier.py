@@ -214,18 +214,18 @@ def _incomplete(verifier: Verifier, found: str) -> UserError:
     )
 
 
-def load_tensor(verifier: Verifier, key: str) -> Any:
-    """One tensor of the verifier's files, as stored."""
+def load_tensor(folder: Path, key: str) -> Any:
+    """One tensor of a checkpoint, in one file or in shards, as stored."""
     from safetensors import safe_open
 
-    file = headers.read_folder(verifier.path)[key].file
+    file = headers.read_folder(folder)[key].file
     with safe_open(str(file), framework="pt") as tensors:
         return tensors.get_tensor(key)
 
 
 def load_head(verifier: Verifier) -> Any:
     """The verifier's head ``[vocabulary, hidden]``: its own, or its embedding where they are tied."""
-    return load_tensor(verifier, verifier.head_key)
+    return load_tensor(verifier.path, verifier.head_key)
 
 
 def materialise_embedded() -> Path:
